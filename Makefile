@@ -1,0 +1,35 @@
+# Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test format clean
+
+demo: .venv/installed
+	$(BIN)/recollect demo
+
+test: .venv/installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/pytest
+
+format: .venv/installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "recollect needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv || \
+	  { rm -rf .venv; echo "python3 cannot make a virtual environment. On Debian or Ubuntu: sudo apt install python3-venv"; exit 2; }
+
+.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@ .venv/installed
+
+clean:
+	rm -rf .venv build src/*.egg-info

@@ -1,0 +1,179 @@
+"""Data: from files on disk to `Images`. This file knows the names and the places; `readers` knows the formats.
+
+Nothing here downloads: `fetch.get` does, and puts the files where `load` looks.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch.nn.functional as F
+
+from recollect.data import readers
+from recollect.data.images import Images, Split, make_images
+from recollect.errors import RecollectError, unknown
+
+__all__ = ["Images", "Split", "load"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a dataset is published: its files, and the reader that takes them in this order."""
+
+    files: tuple[tuple[str, ...], ...]
+    """for each file the names it goes by, the official one first"""
+    read: Callable[[Sequence[Path]], readers.Parts]
+    note: str = ""
+
+    def find(self, folder: Path) -> list[Path | None]:
+        """For each file its path in `folder`, or None."""
+        return [next((folder / name for name in names if os.path.isfile(folder / name)), None) for names in self.files]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A dataset with a name: where its files may lie (relative to the root, or absolute), and in which layouts."""
+
+    folders: tuple[str, ...]
+    layouts: tuple[Layout, ...]
+
+
+def _idx(class_names: tuple[str, ...]) -> tuple[Layout, ...]:
+    stems = ("train-images", 3), ("train-labels", 1), ("t10k-images", 3), ("t10k-labels", 1)
+    files = tuple(tuple(f"{stem}{dot}idx{n}-ubyte{gz}" for dot in "-." for gz in ("", ".gz")) for stem, n in stems)
+    return (Layout(files, partial(readers.idx_set, class_names=class_names), " (plain or .gz)"),)
+
+
+def _files(read: Callable[[Sequence[Path]], readers.Parts], *names: str) -> Layout:
+    return Layout(tuple((name,) for name in names), read)
+
+
+_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+
+NAMED: dict[str, Named] = {
+    "mnist": Named(("mnist", "MNIST/raw", "/usr/share/datasets/mnist"), _idx(readers.DIGITS)),
+    "fashion-mnist": Named(
+        ("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"), _idx(readers.FASHION)
+    ),
+    "cifar10": Named(
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        (
+            _files(readers.cifar10_binary, *(f"{batch}.bin" for batch in _BATCHES)),
+            _files(readers.cifar10_python, *_BATCHES),
+        ),
+    ),
+    "cifar100": Named(
+        ("cifar-100-binary", "cifar-100-python"),
+        (
+            _files(readers.cifar100_binary, "train.bin", "test.bin", "fine_label_names.txt"),
+            _files(readers.cifar100_python, "train", "test", "meta"),
+        ),
+    ),
+    "svhn": Named(("svhn",), (_files(readers.svhn, "train_32x32.mat", "test_32x32.mat"),)),
+    "tinyimagenet": Named(("tiny-imagenet-200",), (_files(readers.tiny_imagenet, "val/val_annotations.txt"),)),
+}
+
+
+def load(name_or_path: str | Path, root: str | Path | None = None, size: int | None = None, seed: int = 0) -> Images:
+    """Read a dataset.
+
+    Arguments:
+        name_or_path: digits, mnist, fashion-mnist, cifar10, cifar100, svhn or tinyimagenet; a folder of class folders
+            of images; an .npz file; or `hf:owner/name`, a Hugging Face dataset.
+        root: where the files of named datasets lie; $RECOLLECT_DATA, or else the user's cache folder.
+        size: resize every image to size x size.
+        seed: of the split, where the dataset does not bring its own validation or test images.
+
+    Returns:
+        Images, with a stratified tenth of the training data held out for validation.
+    """
+    if size is not None and size < 1:
+        raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 or more")
+    name, parts = _read(name_or_path, root, size)
+    if size is not None:
+        splits = {part: getattr(parts, part) for part in ("train", "validation", "test")}
+        parts = replace(parts, **{part: split and _resized(split, size) for part, split in splits.items()})
+    return make_images(name=name, seed=seed, **vars(parts))
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder of the named datasets."""
+    chosen = root or os.environ.get("RECOLLECT_DATA")
+    if not chosen:
+        import pooch
+
+        chosen = pooch.os_cache("recollect")
+    return Path(os.path.expanduser(chosen))
+
+
+def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -> tuple[str, readers.Parts]:
+    """The dataset's name, and what its reader found."""
+    name = str(name_or_path)
+    if isinstance(name_or_path, str):
+        if name.lower() == "digits":
+            return "digits", readers.digits()
+        if name.lower() in NAMED:
+            layout, files = locate(name.lower(), data_root(root))
+            return name.lower(), layout.read(files)
+        if name.startswith("hf:") and name != "hf:":
+            return name, readers.hugging_face(name.removeprefix("hf:"), size)
+    path = os.path.expanduser(name)
+    if not name or not os.path.exists(path):
+        if "/" in name or name.endswith(".npz"):
+            raise RecollectError(
+                f"no such file or folder: {path}: check the path, or name one of: digits, {', '.join(NAMED)}"
+            )
+        raise unknown(
+            "dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work"
+        )
+    return _read_path(Path(path), size)
+
+
+def _read_path(path: Path, size: int | None) -> tuple[str, readers.Parts]:
+    if path.suffix == ".npz":
+        return path.stem, readers.npz(path)
+    if not os.path.isdir(path):
+        raise RecollectError(
+            f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file"
+        )
+    for name in _owners(path) or NAMED:  # the official files, wherever they lie
+        for layout in NAMED[name].layouts:
+            files = layout.find(path)
+            if None not in files:
+                return name, layout.read([file for file in files if file])
+    return path.resolve().name, readers.image_folder(path, size)
+
+
+def locate(name: str, root: Path) -> tuple[Layout, list[Path]]:
+    """The first place and layout that hold a named dataset whole."""
+    places = [root / folder for folder in dict.fromkeys((*NAMED[name].folders, name))]
+    # Files that lie in the root itself count, unless the root is another dataset's folder: the files of MNIST and
+    # Fashion-MNIST have the same names.
+    places += [root] if name in (_owners(root) or [name]) else []
+    incomplete = ""
+    for place in places:
+        for layout in NAMED[name].layouts:
+            files = layout.find(place)
+            if None not in files:
+                return layout, [file for file in files if file]
+            lacking = [names[0] for names, file in zip(layout.files, files, strict=True) if file is None]
+            if len(lacking) < len(files):
+                incomplete = incomplete or f"; {place} lacks {', '.join(lacking)}"
+    wanted = ", or ".join(", ".join(names[0] for names in layout.files) + layout.note for layout in NAMED[name].layouts)
+    raise RecollectError(
+        f"dataset '{name}' is not there: looked for {wanted} in {', '.join(map(str, places))}{incomplete}. Get it with "
+        f"`recollect data get {name}`, or point --root (or RECOLLECT_DATA) at a folder that has these files"
+    )
+
+
+def _owners(folder: Path) -> list[str]:
+    """The datasets whose usual folder this is, by its name."""
+    return [name for name, named in NAMED.items() if any(folder.match(usual) for usual in (*named.folders, name))]
+
+
+def _resized(split: Split, size: int) -> Split:
+    if len(split) == 0 or split.images.shape[2:] == (size, size):
+        return split
+    return Split(F.interpolate(split.images, (size, size), mode="bilinear", antialias=True), split.labels)

@@ -1,0 +1,121 @@
+"""Images: what every reader returns. uint8 tensors, labels, class names, and a split that is fixed by a seed."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recollect.errors import RecollectError
+
+VALIDATION_SHARE = 0.1  # of the training data: the only images anything is ever chosen on
+TEST_SHARE = 0.2  # where a dataset has no test set of its own
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some images of a dataset, with their labels."""
+
+    images: Tensor
+    """uint8 [N, C, H, W]"""
+    labels: Tensor
+    """int64 [N]"""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Tensor) -> "Split":
+        return Split(self.images[index], self.labels[index])
+
+    def __add__(self, other: "Split") -> "Split":
+        return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
+
+@dataclass(frozen=True)
+class Images:
+    """A dataset in three parts. Training looks at `train`, choices at `validation`; `test` is read once, at the end."""
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    class_names: tuple[str, ...]
+    superclasses: tuple[int, ...] | None = None
+    """for each class the number of its superclass, where the dataset has them (CIFAR-100)"""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)"""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+
+def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices (kept, held out): `share` of each class held out, at least one where the class has two or more."""
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique():
+        of_class = (labels == label).nonzero().flatten()
+        count = min(max(round(len(of_class) * share), 1), len(of_class) - 1)
+        held[of_class[torch.randperm(len(of_class), generator=generator)[:count]]] = True
+    return (~held).nonzero().flatten(), held.nonzero().flatten()
+
+
+def make_images(
+    name: str,
+    train: Split,
+    test: Split | None,
+    class_names: tuple[str, ...],
+    validation: Split | None = None,
+    superclasses: tuple[int, ...] | None = None,
+    seed: int = 0,
+) -> Images:
+    """Check what a reader read, and cut the parts that the dataset does not bring along."""
+    parts = {"train": train, "validation": validation, "test": test}
+    for part, split in parts.items():
+        if split is not None:
+            _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
+    for number, class_name in enumerate(class_names):
+        if class_name in class_names[:number]:
+            raise RecollectError(f"{name}: two classes are named '{class_name}': give each class a name of its own")
+        if not (train.labels == number).any():
+            raise RecollectError(
+                f"{name}: class '{class_name}' has no training images: add some, or leave the class out of the dataset"
+            )
+    if test is None:
+        kept, held = stratified(train.labels, TEST_SHARE, seed)
+        train, test = train[kept], train[held]
+    if validation is None:
+        kept, held = stratified(train.labels, VALIDATION_SHARE, seed + 1)
+        train, validation = train[kept], train[held]
+    if not (len(validation) and len(test)):
+        raise RecollectError(
+            f"{name}: too few images to hold some out for validation and test: give at least 3 images of each class"
+        )
+    return Images(name, train, validation, test, class_names, superclasses)
+
+
+def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
+    if len(split.images) != len(split.labels):
+        raise RecollectError(f"{what}: {len(split.images)} images but {len(split.labels)} labels: one label per image")
+    if len(split) == 0:
+        raise RecollectError(f"{what}: no images: add some, or leave this part out")
+    if split.images.dtype != torch.uint8 or split.images.ndim != 4:
+        raise RecollectError(
+            f"{what}: images are {split.images.dtype} {list(split.images.shape)}, not uint8 [N, C, H, W]"
+        )
+    if split.images.shape[1:] != shape:
+        remedy = (
+            "give a size to resize to (--size)" if split.images.shape[1] == shape[0] else "make all grey or all RGB"
+        )
+        raise RecollectError(
+            f"{what}: images of {list(split.images.shape[1:])} beside training images of {list(shape)}: {remedy}"
+        )
+    low, high = int(split.labels.min()), int(split.labels.max())
+    if low < 0 or high >= classes:
+        raise RecollectError(
+            f"{what}: label {low if low < 0 else high} is out of range for {classes} classes (0..{classes - 1})"
+        )

@@ -1,0 +1,152 @@
+"""The networks of the paper, as plain nn.Modules, with a seeded fresh start.
+
+A network is a name with options ("convnet", "convnet:width=32,depth=2") or any function (image shape, classes) ->
+nn.Module: everything that takes a name takes such a function too. All norms are InstanceNorm with affine weights, which
+keeps no running statistics, so a network is nothing but its parameters. Maps are halved only while at least 4 wide, so
+that a norm never sees a single pixel.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from recollect.errors import RecollectError, unknown
+
+Shape = tuple[int, int, int]  # channels, height, width
+Constructor = Callable[[Shape, int], nn.Module]
+Params = dict[str, Tensor]
+
+
+def instance_norm(width: int) -> nn.Module:
+    """InstanceNorm with affine weights, as a GroupNorm of one channel a group (it takes maps of any size)."""
+    return nn.GroupNorm(width, width)
+
+
+class _Shrink:
+    """Keeps count of the map size while a network is put together."""
+
+    def __init__(self, shape: Shape):
+        self.height, self.width = shape[1:]
+
+    def halve(self, pool: type[nn.Module]) -> list[nn.Module]:
+        if min(self.height, self.width) < 4:
+            return []
+        self.height, self.width = self.height // 2, self.width // 2
+        return [pool(2)]
+
+
+def convnet(shape: Shape, classes: int, depth: int = 3, width: int = 128) -> nn.Module:
+    """`depth` blocks of conv 3x3, InstanceNorm, ReLU, average pooling 2; then one linear layer.
+
+    On 28x28 images the first convolution pads by 3, so that its maps are 32x32.
+    """
+    size, layers, channels = _Shrink(shape), [], shape[0]
+    for block in range(depth):
+        padding = 3 if block == 0 and shape[1:] == (28, 28) else 1
+        size.height, size.width = size.height + 2 * padding - 2, size.width + 2 * padding - 2
+        layers += [nn.Conv2d(channels, width, 3, padding=padding), instance_norm(width), nn.ReLU()]
+        layers += size.halve(nn.AvgPool2d)
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size.height * size.width, classes))
+
+
+class _Residual(nn.Module):
+    """ResNet-12's block: three conv 3x3 with norms beside a 1x1 shortcut."""
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for number, inputs in enumerate((channels, width, width)):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), instance_norm(width)]
+            layers += [nn.ReLU()] if number < 2 else []
+        self.body = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), instance_norm(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet12(shape: Shape, classes: int, width: int = 64) -> nn.Module:
+    """Four residual blocks of 1, 2, 4 and 8 times `width`, max pooling 2 after each, no final pooling."""
+    size, layers, channels = _Shrink(shape), [], shape[0]
+    for block in range(4):
+        layers += [_Residual(channels, width * 2**block), *size.halve(nn.MaxPool2d)]
+        channels = width * 2**block
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size.height * size.width, classes))
+
+
+def alexnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
+    """Five convolutions (5, 5, 3, 3, 3) of 2, 3, 4, 3 and 3 times `width` with norms; pooling after 1, 2 and 5."""
+    size, layers, channels = _Shrink(shape), [], shape[0]
+    for number, (kernel, times) in enumerate([(5, 2), (5, 3), (3, 4), (3, 3), (3, 3)]):
+        layers += [nn.Conv2d(channels, times * width, kernel, padding=kernel // 2), instance_norm(times * width), nn.ReLU()]
+        layers += size.halve(nn.MaxPool2d) if number in (0, 1, 4) else []
+        channels = times * width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size.height * size.width, classes))
+
+
+def mlp(shape: Shape, classes: int, width: int = 256, depth: int = 2) -> nn.Module:
+    """`depth` hidden layers of `width` with ReLU."""
+    layers, inputs = [nn.Flatten()], shape[0] * shape[1] * shape[2]
+    for _ in range(depth):
+        layers += [nn.Linear(inputs, width), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, classes))
+
+
+NETWORKS = {"convnet": convnet, "resnet12": resnet12, "alexnet": alexnet, "mlp": mlp}
+
+
+def constructor(network: "str | Constructor") -> Constructor:
+    """The function (shape, classes) -> nn.Module that a name with options stands for."""
+    if not isinstance(network, str):
+        return network
+    name, _, options = network.partition(":")
+    if name not in NETWORKS:
+        raise unknown("network", name, NETWORKS, "In Python any function (image shape, classes) -> nn.Module will do.")
+    build = NETWORKS[name]
+    known = [p for p in inspect.signature(build).parameters if p not in ("shape", "classes")]
+    chosen: dict[str, int] = {}
+    for option in filter(None, options.split(",")):
+        key, _, value = option.partition("=")
+        if key not in known:
+            raise unknown(f"option of {name}", key, known)
+        if not value.isdecimal() or int(value) < 1:
+            raise RecollectError(f"network '{network}': {key} is '{value}', not a positive whole number ({name}:{key}=2)")
+        chosen[key] = int(value)
+    return lambda shape, classes: build(shape, classes, **chosen)
+
+
+class Network:
+    """One architecture for one image shape: fresh parameters by seed, and the logits they give."""
+
+    def __init__(self, network: "str | Constructor", shape: Shape, classes: int):
+        self.construct = constructor(network)
+        self.shape, self.classes = shape, classes
+        if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
+            raise RecollectError(f"images of {shape[1]}x{shape[2]} are too small for '{network}': use mlp")
+        self.module = self._build(0)
+        if next(self.module.buffers(), None) is not None:
+            raise RecollectError(
+                "the network keeps buffers (BatchNorm's running statistics?), which an unroll cannot differentiate "
+                "through: use InstanceNorm or GroupNorm without running statistics"
+            )
+
+    def _build(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.construct(self.shape, self.classes)
+
+    def fresh(self, seed: int, device: "torch.device | str" = "cpu") -> Params:
+        """Newly initialised parameters: the same seed gives the same floats."""
+        return {name: p.detach().to(device) for name, p in self._build(seed).named_parameters()}
+
+    def logits(self, params: Params, images: Tensor) -> Tensor:
+        return functional_call(self.module, params, (images,))
+
+    def loss(self, params: Params, images: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy: the l of the paper."""
+        return nn.functional.cross_entropy(self.logits(params, images), labels)

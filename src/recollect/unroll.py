@@ -1,0 +1,202 @@
+"""The inner loop and its exact adjoint, for any network: pure functions of tensors, to be read beside the equations.
+
+    m_t = beta m_{t-1} + g(theta_{t-1}, x_t),    theta_t = theta_{t-1} - alpha m_t,    g = dL/dtheta      (Algorithm 1, 8-13)
+
+With lambda_T = dJ/dtheta_T and mu_{T+1} = 0, for t = T..1:
+
+    mu_t         = beta mu_{t+1} - alpha lambda_t
+    lambda_{t-1} = lambda_t + H(theta_{t-1}, x_t) mu_t
+    dJ/dx_t      = (d/dx) <g(theta_{t-1}, x_t), mu_t>
+
+The last two come from one forward-over-reverse pass: the jvp of grad_{theta,x} L along (mu_t, 0). Of the trajectory only
+the weights are kept (for Adam its two averages and gradients too), so activation memory does not grow with T.
+"""
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, jvp, vjp
+
+from recollect.errors import RecollectError
+
+Params = dict[str, Tensor]
+Loss = Callable[[Params, Tensor, Tensor], Tensor]
+Augment = Callable[[Tensor, int], Tensor]
+Bridge = Literal["full", "forward-only", "none"]
+Optimiser = Literal["sgd", "adam"]
+
+ADAM_BETA2, ADAM_EPSILON = 0.999, 1e-8
+
+
+class MetaGradient(NamedTuple):
+    """What an unroll gives back."""
+
+    loss: Tensor
+    """J, the loss of theta_T on the query"""
+    images: Tensor
+    """dJ / d images, [N, C, H, W]"""
+    params: Params
+    """theta_T"""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The two passes over a network that an unroll repeats; `compiled` gives the same two, faster."""
+
+    gradient: Callable[[Params, Tensor, Tensor], Params]
+    """g(theta, x)"""
+    adjoint: Callable[[Params, Tensor, Tensor, Params], tuple[Params, Tensor]]
+    """(H(theta, x) mu, (d/dx) <g(theta, x), mu>)"""
+
+
+def eager(loss: Loss) -> Passes:
+    """The passes of a loss, run operation by operation."""
+
+    def adjoint(params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
+        gradients = grad(loss, argnums=(0, 1))
+        return jvp(lambda theta: gradients(theta, images, labels), (params,), (mu,))[1]
+
+    return Passes(grad(loss), adjoint)
+
+
+def compiled(loss: Loss) -> Passes:
+    """The passes of a loss through torch.compile; where there is no C++ compiler, it says so once and runs them as is."""
+    plain = eager(loss)
+    if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
+        warnings.warn("no C++ compiler (g++ or clang++) found: the unroll runs uncompiled, slower", stacklevel=2)
+        return plain
+    return Passes(torch.compile(plain.gradient), torch.compile(plain.adjoint))
+
+
+class _Step(NamedTuple):
+    """What the adjoint of one inner step needs to know of it."""
+
+    params: Params  # theta_{t-1}
+    batch: int  # t, counted from 0
+    gradient: Params  # g_t, Adam only
+    mean: Params  # m_t, Adam only
+    square: Params  # v_t, Adam only
+
+
+def metagradient(
+    loss: Loss,
+    params: Params,
+    images: Tensor,
+    labels: Tensor,
+    batches: Tensor,
+    query: tuple[Tensor, Tensor],
+    *,
+    lr: float,
+    momentum: float,
+    bridge: Bridge = "full",
+    window: int | None = None,
+    optimiser: Optimiser = "sgd",
+    augment: Augment | None = None,
+    passes: Passes | None = None,
+) -> MetaGradient:
+    """Train `params` on the recalled set, and differentiate the trained network's loss by that set.
+
+    Arguments:
+        loss: (params, images, labels) -> scalar.
+        params: theta_0.
+        images, labels: the recalled set, [N, C, H, W] and [N].
+        batches: [T, B], the rows of the recalled set that each inner step sees.
+        query: (real images, real labels), what the trained network is judged by.
+        lr, momentum: alpha and beta; for Adam, beta is its first decay rate.
+        bridge: how the adjoint crosses steps through the momentum: "full"; "forward-only", which keeps momentum in the
+            inner loop but not in its adjoint; "none", an inner loop without momentum.
+        window: how many last steps the adjoint covers (None: all of them).
+        optimiser: "sgd" or "adam", the inner optimiser.
+        augment: (images of a batch, step) -> images, differentiable and the same at every call with the same step.
+        passes: the network's passes, where they were prepared before (`compiled`).
+    """
+    window = _checked_window(window, len(batches))
+    run = passes or eager(loss)
+    beta = 0.0 if bridge == "none" else momentum
+    first = len(batches) - window
+
+    # The inner loop, keeping what the adjoint will need of its last `window` steps
+    steps: list[_Step] = []
+    mean = {name: torch.zeros_like(p) for name, p in params.items()}
+    square = mean
+    for t, rows in enumerate(batches):
+        batch = augment(images[rows], t) if augment else images[rows]
+        gradient = run.gradient(params, batch, labels[rows])
+        before = params
+        if optimiser == "sgd":
+            mean = {name: beta * m + gradient[name] for name, m in mean.items()}
+            params = {name: p - lr * mean[name] for name, p in params.items()}
+        else:
+            mean, square, params = _adam(params, gradient, mean, square, lr, beta, t + 1)
+        if t >= first:
+            steps.append(_Step(before, t, *((gradient, mean, square) if optimiser == "adam" else ({}, {}, {}))))
+
+    slope, value = grad_and_value(loss)(params, *query)  # lambda_T = dJ / dtheta_T, and J
+
+    # Its adjoint, last step first
+    total = torch.zeros_like(images)
+    carried = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
+    mu = {name: torch.zeros_like(p) for name, p in params.items()}
+    for step in reversed(steps):
+        rows = batches[step.batch]
+        if optimiser == "sgd":
+            keep = beta if bridge == "full" else 0.0
+            mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
+        else:
+            mu, carried = _adam_adjoint(step, slope, carried, lr, beta, bridge)
+        if augment:
+            batch, pull = vjp(lambda x, t=step.batch: augment(x, t), images[rows])
+            curvature, by_batch = run.adjoint(step.params, batch, labels[rows], mu)
+            (by_batch,) = pull(by_batch)
+        else:
+            curvature, by_batch = run.adjoint(step.params, images[rows], labels[rows], mu)
+        slope = {name: s + curvature[name] for name, s in slope.items()}
+        total.index_add_(0, rows, by_batch)
+    return MetaGradient(value, total, params)
+
+
+def _checked_window(window: int | None, steps: int) -> int:
+    if window is None:
+        return steps
+    if not 1 <= window <= steps:
+        raise RecollectError(f"window of {window} steps in an unroll of {steps}: give 1 to {steps}")
+    return window
+
+
+def _adam(params: Params, gradient: Params, mean: Params, square: Params, lr: float, beta: float, t: int):
+    """One step of Adam: (m_t, v_t, theta_t)."""
+    mean = {name: beta * m + (1 - beta) * gradient[name] for name, m in mean.items()}
+    square = {name: ADAM_BETA2 * v + (1 - ADAM_BETA2) * gradient[name] ** 2 for name, v in square.items()}
+    new = {}
+    for name, p in params.items():
+        root = (square[name] / (1 - ADAM_BETA2**t)).sqrt()
+        new[name] = p - lr * (mean[name] / (1 - beta**t)) / (root + ADAM_EPSILON)
+    return mean, square, new
+
+
+def _adam_adjoint(
+    step: _Step, slope: Params, carried: dict[str, tuple[Tensor, Tensor]], lr: float, beta: float, bridge: Bridge
+) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
+    """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).
+
+    Where v_t is 0 the gradient never was anything else, and the root's infinite slope meets a factor of 0: its term is 0.
+    """
+    t = step.batch + 1
+    mu, carry = {}, {}
+    for name, s in slope.items():
+        gradient, mean, square = step.gradient[name], step.mean[name], step.square[name]
+        root = (square / (1 - ADAM_BETA2**t)).sqrt()
+        scale = lr / (1 - beta**t)
+        by_mean = carried[name][0] - scale * s / (root + ADAM_EPSILON)
+        by_root = scale * s * mean / (root + ADAM_EPSILON) ** 2
+        through_root = torch.where(root > 0, by_root / (2 * root * (1 - ADAM_BETA2**t)), 0.0)
+        by_square = carried[name][1] + through_root
+        mu[name] = (1 - beta) * by_mean + (1 - ADAM_BETA2) * 2 * gradient * by_square
+        zero = torch.zeros_like(s)
+        carry[name] = (zero, zero) if bridge == "forward-only" else (beta * by_mean, ADAM_BETA2 * by_square)
+    return mu, carry
