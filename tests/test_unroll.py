@@ -32,9 +32,7 @@ def oracle(loss, params, images, labels, batches, query, *, lr, momentum, bridge
         batch = source[batches[t]]
         if augment:
             batch = augment(batch, t)
-        gradient = torch.autograd.grad(
-            loss(theta, batch, labels[batches[t]]), list(theta.values()), create_graph=True
-        )
+        gradient = torch.autograd.grad(loss(theta, batch, labels[batches[t]]), list(theta.values()), create_graph=True)
         if bridge == "forward-only":  # the bridge is cut; the current gradient is not
             mean = {name: m.detach() for name, m in mean.items()}
             square = {name: v.detach() for name, v in square.items()}
@@ -85,7 +83,10 @@ def test_against_full_graph(network, optimiser, bridge, window, augment):
     theirs = oracle(*setting(network), **options)
     assert distance(ours.loss, theirs.loss) < 1e-12
     assert distance(ours.images, theirs.images) < 1e-10
-    for name, p in theirs.params.items():  # Adam turns the rounding of a bias before a norm (true gradient 0) into steps
+    for (
+        name,
+        p,
+    ) in theirs.params.items():  # Adam turns the rounding of a bias before a norm (true gradient 0) into steps
         assert torch.allclose(ours.params[name], p, rtol=0, atol=1e-12 if optimiser == "sgd" else 1e-9)
 
 
@@ -94,7 +95,10 @@ def test_bridges_differ(bridge):
     """The three are three: none equals another, so a bridge that is ignored would be noticed."""
     found = unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=bridge).images
     for other in {"full", "forward-only", "none"} - {bridge}:
-        assert distance(unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=other).images, found) > 0.05
+        assert (
+            distance(unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=other).images, found)
+            > 0.05
+        )
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import pickle
+import pickletools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -172,8 +173,13 @@ def unpickle(path: Path) -> dict[str, Any]:
     The names a pickle may call are mapped to the stand-ins below, which check their arguments; numpy itself never sees
     the pickle's state, because numpy's own `__setstate__` trusts it.
     """
+    raw = _bytes(path)
     with _parsing(f"{path}: not a readable pickle of arrays", AGAIN):
-        found = _Unpickler(io.BytesIO(_bytes(path)), encoding="latin1").load()  # Python 2 wrote the official files
+        # A memo number sizes the unpickler's table: ten bytes could ask for 64 GB.
+        for opcode, argument, _ in pickletools.genops(raw):
+            if opcode.name in ("PUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= len(raw):
+                raise pickle.UnpicklingError(f"memo {argument} is out of range")
+        found = _Unpickler(io.BytesIO(raw), encoding="latin1").load()  # Python 2 wrote the official files
     if not isinstance(found, dict):
         raise RecollectError(f"{path}: holds a {type(found).__name__} instead of a dict: {AGAIN}")
     return {_text(key): value.array if isinstance(value, _Array) else value for key, value in found.items()}

@@ -1,0 +1,296 @@
+"""What each command does: it loads, calls the library, and reports. The commands themselves are dataclasses in cli.py."""
+
+import dataclasses
+import sys
+from functools import singledispatch
+from pathlib import Path
+from typing import Any
+
+from recollect import cli, report
+from recollect.config import DistillConfig, from_json
+from recollect.errors import RecollectError
+from recollect.files import read_json, write_json
+from recollect.header import read_header
+
+
+@singledispatch
+def run(command: object) -> int:
+    """Do it; the exit code."""
+    raise TypeError(f"no such command: {command!r}")
+
+
+@run.register
+def _distill(command: cli.Distill) -> int:
+    from recollect.data import load
+
+    data = _spec(command.images)
+    images = load(data["name"], root=data["root"], size=data["size"])
+    folder = command.out or Path("runs") / f"{images.name}-{command.config.images_per_class}"
+    return _run(images, command.config, folder, data, command.quiet, tensorboard=command.tensorboard)
+
+
+def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
+    from recollect.distill import Stopped, distill
+    from recollect.runs import Run
+
+    done = len(Run(folder).metrics()) if resume else 0
+    with _tensorboard(folder, tensorboard) as write, report.steps(images.name, config.outer_steps, quiet, done) as show:
+
+        def progress(line: dict[str, Any]) -> None:
+            for each in (write, show):
+                if each:
+                    each(line)
+
+        try:
+            memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            return 128 + stopped.signal
+    report.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
+    return 0
+
+
+def _tensorboard(folder: Path, wanted: bool):
+    """Writes loss, norm and learning rate of each outer step, where that was asked for."""
+    from contextlib import contextmanager, nullcontext
+
+    if not wanted:
+        return nullcontext(None)
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise RecollectError(
+            "--tensorboard needs the package tensorboard: pip install 'recollect[tensorboard]'"
+        ) from None
+
+    @contextmanager
+    def writing():
+        writer = SummaryWriter(str(folder / "tensorboard"))
+
+        def write(line: dict[str, Any]) -> None:
+            for name in ("loss", "norm", "lr", "seconds"):
+                if line.get(name) is not None:
+                    writer.add_scalar(name, line[name], line["step"])
+
+        try:
+            yield write
+        finally:
+            writer.close()
+
+    return writing()
+
+
+@run.register
+def _resume(command: cli.Resume) -> int:
+    from recollect.data import load
+    from recollect.runs import Run
+    from recollect.select import FILE
+
+    is_selection = (command.run / FILE).exists()
+    settings = read_json(command.run / FILE) if is_selection else Run.open(command.run).config
+    data = settings.get("data") or {}
+    if "name" not in data:
+        raise RecollectError(f"{command.run} was made in Python, with images of its own: resume it there (resume=True)")
+    config = from_json(DistillConfig, settings.get("distill", {}), command.run)
+    if config.network.startswith("custom "):
+        raise RecollectError(
+            f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
+        )
+    images = load(data["name"], root=command.root or data.get("root"), size=data.get("size"))
+    if is_selection:
+        chosen = {name: settings[name] for name in ("field", "values", "networks")}
+        return _select_values(images, config, command.run, data, command.quiet, resume=True, **chosen)
+    return _run(images, config, command.run, data, command.quiet, resume=True)
+
+
+@run.register
+def _evaluate(command: cli.Evaluate) -> int:
+    from recollect.data import load
+    from recollect.evaluate import across, full_data, memory_recipe, random_real
+    from recollect.memory import Memory
+
+    path = memory_path(command.memory)
+    memory = Memory.load(path)
+    images = load(command.data or memory.header.dataset, root=command.root, size=command.size)
+    recipe = memory_recipe(memory)
+    if command.epochs is not None:
+        recipe = dataclasses.replace(recipe, epochs=command.epochs)
+    options: dict[str, Any] = dict(networks=command.networks, on=command.on, seed=command.seed, device=command.device)
+    names = list(command.architectures) or [recipe.network]
+    found = across(memory, images, names, recipe=recipe, **options)
+    rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
+    preprocess = memory.preprocess()
+    if command.baselines:
+        per_class = int(memory.header.budget.get("images_per_class", 1))
+        size = f"{per_class * images.classes * images.train.images[0].numel():,} numbers"
+        for name in names:
+            same = dataclasses.replace(recipe, network=name)
+            rows.append((random_real(images, per_class, preprocess, same, **options), size))
+    if command.full:
+        whole = dataclasses.replace(recipe, epochs=command.full)
+        rows.append((full_data(images, preprocess, whole, **options), f"{images.train.images.numel():,} numbers"))
+    report.accuracy_table(f"{images.name}: accuracy on the {command.on} set ({found[0].protocol})", rows)
+    where = command.json or path.parent / "evaluation.json"
+    write_json(where, {"memory": path.name, "rows": [evaluation.to_json() for evaluation, _ in rows]})
+    if command.record:
+        memory.with_accuracy(*(evaluation.entry() for evaluation in found)).save(path)
+    return 0
+
+
+@run.register
+def _select(command: cli.Select) -> int:
+    from recollect.data import load
+
+    data = _spec(command.images)
+    images = load(data["name"], root=data["root"], size=data["size"])
+    folder = command.out or Path("runs") / f"select-{images.name}-{command.field}"
+    values = [_parsed(command.field, text) for text in command.values]
+    chosen = {"field": command.field, "values": values, "networks": command.networks}
+    return _select_values(images, command.config, folder, data, command.quiet, **chosen)
+
+
+def _select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
+    from recollect import plots
+    from recollect.distill import Stopped
+    from recollect.select import select
+
+    with report.steps(images.name, config.outer_steps, quiet) as show:
+        try:
+            chosen = {"field": field, "values": values, "networks": networks}
+            selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
+        except Stopped as stopped:
+            print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
+            return 128 + stopped.signal
+    rows = [(evaluation, "") for evaluation in selection.evaluations]
+    report.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
+    plots.save(plots.selection_figure(selection), folder / "select.png")
+    report.say(f"best {field}: {selection.best}\ncurve  {folder / 'select.png'}")
+    return 0
+
+
+def _parsed(field: str, text: str) -> Any:
+    """A setting's value from the command line, by the setting's type."""
+    import tyro
+
+    kinds = {f.name: f.type for f in dataclasses.fields(DistillConfig)}
+    if field not in kinds:
+        return text  # select() names the nearest setting
+    try:
+        return tyro.cli(kinds[field], args=[text], console_outputs=False)  # pyright: ignore
+    except SystemExit:
+        raise RecollectError(f"{field} cannot be '{text}'") from None
+
+
+@run.register
+def _recall(command: cli.Recall) -> int:
+    from recollect.export import export
+    from recollect.memory import Memory
+
+    memory = Memory.load(memory_path(command.memory))
+    for path in export(memory, list(command.classes) or None, command.out, command.format):
+        report.say(str(path))
+    return 0
+
+
+@run.register
+def _info(command: cli.Info) -> int:
+    path = memory_path(command.memory)
+    header, tensors = read_header(path)
+    bases, addressing = tensors["bases"], tensors["addressing"]
+    made, budget = header.made, header.budget
+    rows = [
+        ("dataset", header.dataset),
+        (
+            "classes",
+            f"{len(header.class_names)}: {', '.join(header.class_names[:20])}{' ...' * (len(header.class_names) > 20)}",
+        ),
+        ("image", "x".join(map(str, header.image_shape))),
+        ("bases", f"{list(bases.shape)} {bases.dtype}"),
+        ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
+        ("recalls", f"{addressing.shape[0]} images a class"),
+        ("budget", f"{budget.get('name', '?')}: {budget.get('used', '?')} of {budget.get('numbers', '?')} numbers"),
+        ("file", f"{path.stat().st_size:,} bytes, format {header.format}"),
+        ("preprocessing", "; ".join(f"{name} {value}" for name, value in header.preprocessing.items())),
+        ("train with", ", ".join(f"{name} {value}" for name, value in header.recipe.items())),
+        ("made by", ", ".join(f"{name} {value}" for name, value in made.items() if name != "config")),
+        ("config", ", ".join(f"{name} {value}" for name, value in made.get("config", {}).items())),
+    ]
+    for entry in header.accuracy:
+        rows.append(("accuracy", ", ".join(f"{name} {value}" for name, value in entry.items())))
+    report.pairs(str(path), rows)
+    return 0
+
+
+@run.register
+def _data(command: cli.DataTop) -> int:
+    return run(command.command)
+
+
+@run.register
+def _get(command: cli.DataGet) -> int:
+    from recollect.data.fetch import get
+
+    if not command.names:
+        raise RecollectError("no dataset named: recollect data get mnist")
+    for name in command.names:
+        report.say(str(get(name, root=command.root, base_url=command.mirror, progress=not command.quiet)))
+    return 0
+
+
+@run.register
+def _show(command: cli.DataShow) -> int:
+    from recollect.data import load
+
+    data = _spec(command.images)
+    images = load(data["name"], root=data["root"], size=data["size"])
+    names = images.class_names
+    rows = [
+        ("image", "x".join(map(str, images.shape))),
+        ("classes", f"{len(names)}: {', '.join(names[:20])}{' ...' * (len(names) > 20)}"),
+        ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
+    ]
+    report.pairs(images.name, rows)
+    return 0
+
+
+@run.register
+def _demo(command: cli.Demo) -> int:
+    from recollect.demo import demo
+    from recollect.runs import Run
+
+    folder = command.out or _free(Path("runs") / "demo")
+    Run(folder).refuse_if_used()
+    demo(folder, command.networks, command.quiet)
+    return 0
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that is not there yet."""
+    number, candidate = 1, folder
+    while candidate.exists():
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate
+
+
+@run.register
+def _bench(command: cli.Bench) -> int:
+    from recollect.bench import bench
+
+    figures = bench(command.what)
+    if command.json:
+        write_json(command.json, figures)
+    return 0
+
+
+def memory_path(path: Path) -> Path:
+    """A memory file, given as itself or as the folder of its run."""
+    return path / "memory.safetensors" if path.is_dir() else path
+
+
+def _spec(data: cli.Data) -> dict[str, Any]:
+    """How to load the images again: what a run's config.json keeps."""
+    name = data.data
+    if Path(name).exists():
+        name = str(Path(name).resolve())
+    return {"name": name, "root": str(data.root.resolve()) if data.root else None, "size": data.size}

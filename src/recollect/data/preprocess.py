@@ -1,0 +1,133 @@
+"""Preprocessing: per-channel normalisation, and ZCA whitening on top of it. Both can be undone, for viewing.
+
+Statistics come from training images only. A memory's header carries mean and std; the ZCA matrix (38 MB at 32x32 colour)
+lies in a sidecar file beside the memory, named by its content, which several memories share.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from recollect.errors import RecollectError, unknown
+from recollect.files import sha256, write_atomically
+
+Kind = Literal["normalise", "zca"]
+ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
+
+
+@dataclass(frozen=True)
+class Zca:
+    """x -> (x - mean) W on flattened, normalised images; W is symmetric."""
+
+    mean: Tensor
+    """[D]"""
+    matrix: Tensor
+    """[D, D]"""
+
+    def file_bytes(self) -> bytes:
+        return safetensors.torch.save({"matrix": self.matrix.contiguous(), "mean": self.mean.contiguous()})
+
+    @cached_property
+    def file_name(self) -> str:
+        return f"zca-{sha256(self.file_bytes())[:16]}.safetensors"
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From uint8 pixels to what a network sees, and back."""
+
+    mean: tuple[float, ...]
+    """per channel, of pixels in 0..1"""
+    std: tuple[float, ...]
+    zca: Zca | None = None
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """uint8 [N, C, H, W] -> float32 [N, C, H, W]"""
+        images = (pixels.float() / 255 - self._channels(self.mean, pixels)) / self._channels(self.std, pixels)
+        if self.zca is None:
+            return images
+        mean, matrix = self.zca.mean.to(images.device), self.zca.matrix.to(images.device)
+        return ((images.flatten(1) - mean) @ matrix).view_as(images)
+
+    def undo(self, images: Tensor) -> Tensor:
+        """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside)."""
+        if self.zca is not None:
+            whole = torch.linalg.solve(self.zca.matrix.double(), images.flatten(1).double().T).T
+            images = (whole.float() + self.zca.mean).view_as(images)
+        return images * self._channels(self.std, images) + self._channels(self.mean, images)
+
+    @staticmethod
+    def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None, None]
+
+    @staticmethod
+    def fit(pixels: Tensor, kind: Kind = "normalise") -> "Preprocess":
+        """Statistics of training images, uint8 [N, C, H, W]."""
+        if kind not in ("normalise", "zca"):
+            raise unknown("preprocessing", kind, ["normalise", "zca"])
+        by_channel = pixels.transpose(0, 1).flatten(1)
+        counts = torch.stack([torch.bincount(channel.int(), minlength=256) for channel in by_channel]).double()
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        mean = counts @ levels / counts.sum(1)
+        std = ((counts @ levels**2 / counts.sum(1)) - mean**2).clamp_min(0).sqrt()
+        std[std == 0] = 1.0  # a channel without contrast carries nothing to scale
+        plain = Preprocess(tuple(mean.tolist()), tuple(std.tolist()))
+        return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels))
+
+    def to_json(self) -> dict[str, Any]:
+        zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
+        return {"mean": list(self.mean), "std": list(self.std), "zca": zca}
+
+    def save_sidecar(self, folder: Path) -> None:
+        """Put the ZCA file where a memory in `folder` looks for it (nothing to do without ZCA)."""
+        if self.zca is not None and not (folder / self.zca.file_name).exists():
+            write_atomically(folder / self.zca.file_name, self.zca.file_bytes())
+
+    @staticmethod
+    def from_json(header: dict[str, Any], folder: Path) -> "Preprocess":
+        """From a memory's header and the folder that holds its sidecar file."""
+        try:
+            mean = tuple(float(value) for value in header["mean"])
+            std = tuple(float(value) for value in header["std"])
+            zca = header["zca"]
+            name = None if zca is None else str(zca["file"])
+        except (KeyError, TypeError, ValueError):
+            raise RecollectError(f"preprocessing {header!r} is damaged: mean, std and zca are expected") from None
+        return Preprocess(mean, std, None if name is None else _load_zca(folder, name))
+
+
+def _fit_zca(plain: Preprocess, pixels: Tensor) -> Zca:
+    """W = U (S + 0.1)^(-1/2) U^T of the covariance U S U^T of flattened, normalised images; float64, in blocks."""
+    size = pixels[0].numel()
+    total, products = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
+    for block in pixels.split(4096):
+        flat = plain(block).flatten(1)
+        total += flat.double().sum(0)
+        products += (flat.T @ flat).double()
+    mean = total / len(pixels)
+    values, vectors = torch.linalg.eigh(products / len(pixels) - torch.outer(mean, mean))
+    matrix = (vectors * (values.clamp_min(0) + ZCA_EPSILON).rsqrt()) @ vectors.T
+    return Zca(mean.float(), matrix.float())
+
+
+def _load_zca(folder: Path, name: str) -> Zca:
+    path = folder / name
+    if Path(name).name != name or not path.is_file():
+        raise RecollectError(f"the whitening file {name} is not beside the memory in {folder}: copy it there")
+    try:
+        data = path.read_bytes()
+        tensors = safetensors.torch.load(data)
+        zca = Zca(tensors["mean"], tensors["matrix"])
+    except (SafetensorError, KeyError, OSError) as error:
+        raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
+    if zca.file_name != name:
+        raise RecollectError(
+            f"the whitening file {path} is damaged: its content does not match its name; copy it again"
+        )
+    return zca

@@ -1,0 +1,53 @@
+"""The front door: digits distilled to the floats of one image per class, beside what else those floats could be."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from recollect import plots, report
+from recollect.config import DistillConfig, Recipe
+from recollect.data import load
+from recollect.distill import distill
+from recollect.evaluate import Evaluation, evaluate, full_data, memory_recipe, random_real
+from recollect.files import write_json
+from recollect.memory import Memory
+from recollect.runs import Run
+
+CONFIG = DistillConfig()  # set below
+"""Chosen on the validation split of digits; see docs/recipe.md."""
+PER_CLASS = replace(CONFIG, addressing="one-hot", downsample=1, bases=None)
+"""Vanilla BPTT: the same floats and steps, spent on one plain image per class."""
+FULL_EPOCHS, FULL_BATCH = 20, 64  # all the data needs fewer passes over more images
+
+
+def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]:
+    """Distil, retrain, compare; prints the table and leaves a run folder with the memory and a figure."""
+    began = time.perf_counter()
+    images = load("digits")
+    memory = _distilled("memory", CONFIG, out, quiet)
+    per_class = _distilled("per-class images", PER_CLASS, out / "per-class", quiet)
+
+    recipe, preprocess = memory_recipe(memory), memory.preprocess()
+    whole = replace(recipe, epochs=FULL_EPOCHS, batch=FULL_BATCH)
+    ours = evaluate(memory, images, networks=networks)
+    rows = [
+        (ours, f"{memory.floats} floats"),
+        (evaluate(per_class, images, networks=networks, name="per-class images (BPTT)"), f"{per_class.floats} floats"),
+        (random_real(images, 1, preprocess, recipe, networks=networks), f"{per_class.floats} floats"),
+        (full_data(images, preprocess, whole, networks=networks), f"{images.train.images.numel():,} floats"),
+    ]
+    run = Run(out)
+    memory = memory.with_accuracy(ours.entry())
+    memory.save(run.memory_path)
+    write_json(run.evaluation_path, {"rows": [evaluation.to_json() for evaluation, _ in rows]})
+    figure = out / "memory.png"
+    plots.save(plots.memory_figure(memory), figure)
+
+    report.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
+    report.say(f"memory  {run.memory_path}\nfigure  {figure}\nin      {time.perf_counter() - began:.0f} s")
+    return [evaluation for evaluation, _ in rows]
+
+
+def _distilled(name: str, config: DistillConfig, folder: Path, quiet: bool) -> Memory:
+    with report.steps(name, config.outer_steps, quiet) as progress:
+        return distill(load("digits"), config, run=folder, data={"name": "digits"}, progress=progress)

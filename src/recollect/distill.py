@@ -1,0 +1,450 @@
+"""Algorithm 1: repeat { recall, unroll the inner loop, metagradient, outer step }, with checkpoints and resume.
+
+Every outer step draws from a generator of its own, seeded by (seed, step): a resumed run needs no generator's state, and
+ends in the bytes of one that was never interrupted. Only `images.train` is looked at (and `validation`, if told to).
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import recollect
+from recollect import unroll
+from recollect.config import DistillConfig, Recipe, check, to_json
+from recollect.data import augment
+from recollect.data.images import Images, Split
+from recollect.data.preprocess import Preprocess
+from recollect.errors import RecollectError
+from recollect.files import sha256
+from recollect.header import Header
+from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
+from recollect.nets import Constructor, Network
+from recollect.runs import Run
+
+ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
+MOST_SKIPS = 20  # outer steps with a non-finite gradient in a row before the run stops
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Stopped(Exception):
+    """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
+
+    def __init__(self, number: int, folder: Path, step: int):
+        super().__init__(f"stopped after outer step {step}: continue with recollect resume {folder}")
+        self.signal = number
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """A generator for one purpose, told apart by its numbers."""
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
+
+
+def resolve(config: DistillConfig, images: Images) -> DistillConfig:
+    """The same config with every "auto" and default decided for these images; refuses what cannot be."""
+    check(config)
+    augment.parse(config.augment)
+    shape, classes = images.shape, images.classes
+    budget = Budget(config.images_per_class, classes, shape, config.downsample, config.precision)
+    if config.addressing == "one-hot":
+        bases = budget.per_class() * classes
+        if config.bases not in (None, bases):
+            raise RecollectError(f"bases is {config.bases}, but one-hot addressing has {bases} here: leave it out")
+        per_class = budget.per_class()
+    else:
+        bases = config.bases or budget.default_bases()
+        per_class = budget.matrices(bases)
+    inner = min(10, per_class) if config.inner_per_class is None else config.inner_per_class
+    if inner > per_class:
+        raise RecollectError(
+            f"inner_per_class is {inner}, but each class recalls only {per_class} images: give at most {per_class}"
+        )
+    if config.classes_per_step is not None and config.classes_per_step > classes:
+        raise RecollectError(f"classes_per_step is {config.classes_per_step}, but there are {classes} classes")
+    preprocess = config.preprocess
+    if preprocess == "auto":
+        preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"
+    return replace(config, bases=bases, inner_per_class=inner, preprocess=preprocess, device=find_device(config.device))
+
+
+def find_device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RecollectError(f"unknown device '{name}': give cpu, cuda, cuda:1, ... or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RecollectError(f"device is '{name}', but torch sees no CUDA device here: give --device cpu")
+    return name
+
+
+@dataclass
+class State:
+    """All that changes from one outer step to the next."""
+
+    bases: Tensor
+    addressing: Tensor
+    optimiser: torch.optim.Optimizer
+    average: list[Tensor]
+    """the EMA of bases and addressing"""
+    step: int = 0
+    norm: float = 0.0
+    """running mean of the outer gradient's norm"""
+    skipped: int = 0
+    """outer steps without a finite gradient, in all"""
+    skipped_in_a_row: int = 0
+
+    @property
+    def learned(self) -> list[Tensor]:
+        return [tensor for tensor in (self.bases, self.addressing) if tensor.requires_grad]
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {name: getattr(self, name) for name in ("step", "norm", "skipped", "skipped_in_a_row")}
+        tensors = {"bases": self.bases.detach(), "addressing": self.addressing.detach(), "average": self.average}
+        return numbers | tensors | {"optimiser": self.optimiser.state_dict()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.bases.copy_(saved["bases"])
+            self.addressing.copy_(saved["addressing"])
+            for mine, theirs in zip(self.average, saved["average"], strict=True):
+                mine.copy_(theirs)
+        self.optimiser.load_state_dict(saved["optimiser"])
+        for name in ("step", "norm", "skipped", "skipped_in_a_row"):
+            setattr(self, name, saved[name])
+
+
+def first_state(config: DistillConfig, images: Images) -> State:
+    """Fresh bases and addressing, and the outer optimiser."""
+    budget = Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision)
+    generator = seeded(config.seed, 0)
+    assert config.bases is not None  # resolve() decided it
+    bases = torch.empty(config.bases, *budget.base_shape)
+    if config.addressing == "one-hot":
+        addressing = one_hot_addressing(images.classes, budget.per_class()).float()
+        bases.normal_(generator=generator)
+    else:
+        addressing = torch.empty(budget.matrices(config.bases), images.classes, config.bases)
+        _initialise(bases, addressing, config.init, generator)
+    bases = bases.to(config.device).requires_grad_()
+    addressing = addressing.to(config.device).requires_grad_(config.addressing == "learned")
+    learned = [tensor for tensor in (bases, addressing) if tensor.requires_grad]
+    if config.outer_optimiser == "sgd":
+        optimiser = torch.optim.SGD(learned, lr=config.outer_lr, momentum=config.outer_momentum)
+    else:
+        optimiser = torch.optim.Adam(learned, lr=config.outer_lr, betas=(config.outer_momentum, 0.999))
+    return State(bases, addressing, optimiser, [bases.detach().clone(), addressing.detach().clone()])
+
+
+def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
+    if init == "unit":  # variance of a recalled pixel: K * 1 * (1/K)
+        bases.normal_(generator=generator)
+        addressing.normal_(std=len(bases) ** -0.5, generator=generator)
+        return
+    fill = torch.nn.init.kaiming_uniform_ if init == "kaiming" else torch.nn.init.xavier_uniform_
+    fill(bases, generator=generator)
+    for matrix in addressing:
+        fill(matrix, generator=generator)
+
+
+class Distiller:
+    """The data and the network of one run, and the metagradient they give. Holds nothing that changes."""
+
+    def __init__(self, images: Images, config: DistillConfig, preprocess: Preprocess, network: Network):
+        self.config, self.preprocess, self.network = config, preprocess, network
+        self.shape, self.classes = images.shape, images.classes
+        real = training_split(images, config)
+        self.pixels = real.images.to(config.device)
+        self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
+        self.augmentation = augment.parse(config.augment)
+        self.passes = (unroll.compiled if config.compile else unroll.eager)(network.loss)
+
+    def gradient(self, state: State) -> tuple[float, list[Tensor]]:
+        """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
+        config, device = self.config, self.config.device
+        generator = seeded(config.seed, 1, state.step)
+        chosen = self._labels(generator)
+        queries = torch.nn.functional.one_hot(chosen, self.classes).float().to(device)
+        recalled = recall(state.bases, state.addressing, queries, self.shape[1:])  # [Q r, C, H, W]
+        matrices = len(state.addressing)
+        labels = chosen.repeat_interleave(matrices).to(device)
+        shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
+        query = self._query(chosen, shared, generator)
+
+        value, by_images = 0.0, torch.zeros_like(recalled)
+        for _ in range(config.networks_per_step):
+            seed = int(torch.randint(2**62, (), generator=generator))
+            batches = self._batches(len(chosen), matrices, generator)
+            found = unroll.metagradient(
+                self.network.loss,
+                self.network.fresh(seed, device),
+                recalled.detach(),
+                labels,
+                batches.to(device),
+                query,
+                lr=config.inner_lr,
+                momentum=config.inner_momentum,
+                bridge=config.bridge,
+                window=min(config.window or len(batches), len(batches)),
+                optimiser=config.inner_optimiser,
+                augment=self._augmentation(shared, batches.shape, generator),
+                passes=self.passes,
+            )
+            value += float(found.loss) / config.networks_per_step
+            by_images += found.images / config.networks_per_step
+        return value, list(torch.autograd.grad(recalled, state.learned, by_images))
+
+    def _labels(self, generator: torch.Generator) -> Tensor:
+        """Line 4: a subset of the labels, in order."""
+        count = self.config.classes_per_step or self.classes
+        return torch.randperm(self.classes, generator=generator)[:count].sort().values
+
+    def _batches(self, classes: int, matrices: int, generator: torch.Generator) -> Tensor:
+        """Line 9 for all inner steps: [T, B] rows of the recalled set, the same number of each class in each step."""
+        config = self.config
+        steps = config.inner_steps
+        if config.window and config.window_place == "random":
+            steps = int(torch.randint(config.window, steps + 1, (), generator=generator))
+        picks = torch.rand(steps, classes, matrices, generator=generator).argsort(-1)[..., : config.inner_per_class]
+        return (picks + torch.arange(classes)[:, None] * matrices).flatten(1)
+
+    def _query(self, chosen: Tensor, shared: augment.Drawn, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Line 14: real images of the chosen labels, as the network sees them."""
+        rows, labels = [], []
+        for label in chosen.tolist():
+            of_class = self.by_class[label]
+            pick = of_class[torch.randperm(len(of_class), generator=generator)[: self.config.real_per_class]]
+            rows.append(pick)
+            labels.append(torch.full_like(pick, label))
+        pixels = self.pixels[torch.cat(rows).to(self.pixels.device)]
+        return augment.apply(self.preprocess(pixels), shared), torch.cat(labels).to(self.pixels.device)
+
+    def _augmentation(
+        self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator
+    ) -> unroll.Augment | None:
+        """What happens to the batch of each inner step."""
+        if shared:
+            return lambda batch, _: augment.apply(batch, shared)
+        if not self.augmentation:
+            return None
+        drawn = [augment.draw(self.augmentation, shape[1], generator) for _ in range(shape[0])]
+        return lambda batch, step: augment.apply(batch, drawn[step])
+
+    def step(self, state: State) -> dict[str, Any]:
+        """One outer step, in place: gradient, clip, update, average. Returns what to log of it."""
+        config = self.config
+        value, gradients = self.gradient(state)
+        norm = float(torch.stack([g.norm() for g in gradients]).norm())
+        state.step += 1
+        if not (math.isfinite(value) and math.isfinite(norm)):
+            state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
+            return {"step": state.step, "loss": None, "norm": None, "skipped": state.skipped}
+        state.skipped_in_a_row = 0
+        limit = self._limit(state, norm)
+        scale = min(1.0, limit / norm) if norm > 0 else 1.0
+        state.norm = norm * scale if state.norm == 0 else 0.9 * state.norm + 0.1 * norm * scale
+        rate = self._rate(state.step)
+        for group in state.optimiser.param_groups:
+            group["lr"] = rate
+        for tensor, gradient in zip(state.learned, gradients, strict=True):
+            tensor.grad = gradient * scale
+        state.optimiser.step()
+        decay = min(
+            config.ema, (1 + state.step) / (10 + state.step)
+        )  # a short memory while there is little to remember
+        for mean, now in zip(state.average, (state.bases, state.addressing), strict=True):
+            mean.lerp_(now.detach(), 1 - decay)
+        return {"step": state.step, "loss": value, "norm": norm, "lr": rate, "skipped": state.skipped}
+
+    def _limit(self, state: State, norm: float) -> float:
+        limit = self.config.clip_norm or math.inf
+        if self.config.clip_running and state.norm > 0:
+            limit = min(limit, self.config.clip_running * state.norm)
+        return limit
+
+    def _rate(self, step: int) -> float:
+        if self.config.outer_schedule == "constant":
+            return self.config.outer_lr
+        return self.config.outer_lr * 0.5 * (1 + math.cos(math.pi * (step - 1) / self.config.outer_steps))
+
+
+def training_split(images: Images, config: DistillConfig) -> Split:
+    """The images that a distillation may look at."""
+    return images.train + images.validation if config.use_validation else images.train
+
+
+def _recipe(config: DistillConfig) -> Recipe:
+    """The paper's protocol, at the inner loop's rates."""
+    if config.inner_optimiser == "adam":
+        return Recipe(network=config.network)
+    return Recipe(network=config.network, lr=config.inner_lr, momentum=config.inner_momentum)
+
+
+def to_memory(state: State, images: Images, config: DistillConfig, preprocess: Preprocess) -> Memory:
+    """The memory that a state stands for: the average, in the precision of the file."""
+    bases, addressing = (tensor.detach().cpu() for tensor in state.average)
+    kind = PRECISIONS[config.precision]
+    one_hot = config.addressing == "one-hot"
+    budget = Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision)
+    header = Header(
+        dataset=images.name,
+        class_names=list(images.class_names),
+        image_shape=list(images.shape),
+        downsample=config.downsample,
+        addressing=config.addressing,
+        preprocessing=preprocess.to_json(),
+        recipe=to_json(_recipe(config)),
+        made={
+            "config": to_json(config),
+            "steps": state.step,
+            "skipped": state.skipped,
+            "seed": config.seed,
+            "recollect": recollect.__version__,
+            "torch": torch.__version__,
+            "device": torch.cuda.get_device_name() if config.device.startswith("cuda") else "cpu",
+        },
+        budget={
+            "name": budget.name,
+            "images_per_class": config.images_per_class,
+            "numbers": budget.numbers,
+            "used": bases.numel() + (0 if one_hot else addressing.numel()),
+            "counted": "bases alone; one-hot addressing is implied" if one_hot else "bases and addressing",
+        },
+    )
+    return Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header)
+
+
+def distill(
+    images: Images,
+    config: DistillConfig | None = None,
+    *,
+    network: Constructor | None = None,
+    run: "Path | str | None" = None,
+    resume: bool = False,
+    data: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Memory:
+    """Distil `images` into a memory.
+
+    Arguments:
+        images: what `recollect.load` gives. Only its training split is looked at.
+        config: every choice; None is the preset `fast`.
+        network: a function (image shape, classes) -> nn.Module, instead of the config's named network.
+        run: a folder for config, metrics, checkpoints and the memory. Without it nothing is written.
+        resume: continue the run in that folder, from its last checkpoint.
+        data: how `images` were loaded, for the run's config.json, so that `recollect resume` can load them again.
+        progress: called with the numbers of each outer step.
+    """
+    config = resolve(config or DistillConfig(), images)
+    if network is not None:
+        config = replace(config, network=f"custom {getattr(network, '__qualname__', type(network).__name__)}")
+    net = Network(network or config.network, images.shape, images.classes)
+    split = training_split(images, config)
+    if run is None:
+        preprocess = Preprocess.fit(split.images, config.preprocess)
+        state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
+        _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
+        return to_memory(state, images, config, preprocess)
+
+    fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
+    folder = Run.open(run) if resume else Run.create(run, {"data": data or {}, "distill": to_json(config)})
+    saved = _resumable(folder, config, fingerprint) if resume else None
+    if saved:
+        preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder)
+    else:
+        preprocess = Preprocess.fit(split.images, config.preprocess)
+        preprocess.save_sidecar(folder.folder)
+    state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
+    if saved:
+        state.load(saved["state"])
+        folder.forget_after(state.step)
+
+    def record(line: dict[str, Any]) -> None:
+        folder.log(line)
+        if progress:
+            progress(line)
+
+    def save() -> None:
+        frozen = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
+        folder.save_checkpoint({**frozen, "state": state.to_dict()})
+
+    with _signals() as caught:
+        trouble = _loop(distiller, state, record, save, caught)
+    save()
+    to_memory(state, images, config, preprocess).save(folder.memory_path)
+    if trouble:
+        raise RecollectError(f"{trouble}. The last good memory is {folder.memory_path}")
+    if state.step < config.outer_steps:
+        raise Stopped(caught[0], folder.folder, state.step)
+    return Memory.load(folder.memory_path)
+
+
+def _loop(
+    distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]
+) -> str | None:
+    """Outer steps until they are done, a signal is caught, or nothing finite comes out any more (then it says so)."""
+    config, saved_at = distiller.config, time.monotonic()
+    while state.step < config.outer_steps and not caught:
+        began = time.perf_counter()
+        line = distiller.step(state)
+        record(line | {"seconds": round(time.perf_counter() - began, 4)})
+        if state.skipped_in_a_row >= MOST_SKIPS:
+            return (
+                f"the outer gradient was not finite {MOST_SKIPS} times in a row, up to outer step {state.step}: lower "
+                f"inner_lr ({config.inner_lr}), outer_lr ({config.outer_lr}) or inner_steps ({config.inner_steps})"
+            )
+        if time.monotonic() - saved_at >= config.checkpoint_seconds:
+            save()
+            saved_at = time.monotonic()
+    return None
+
+
+def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str, Any] | None:
+    """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
+    settings = folder.config.get("distill", {})
+    saved = folder.load_checkpoint()
+    for known in (settings, saved["config"] if saved else settings):
+        for name, value in to_json(config).items():
+            if name not in known or known[name] != value:
+                raise RecollectError(
+                    f"{folder.folder} was begun with {name} {known.get(name)!r}, not {value!r}: "
+                    "resume it unchanged, or start another run with the new setting"
+                )
+    if saved and saved["data"] != fingerprint:
+        raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")
+    return saved
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM, so that a step can be finished and saved; a second one stops at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def remember(number: int, _: object) -> None:
+        caught.append(number)
+        for each in numbers:
+            signal.signal(each, before[each])
+
+    for number in numbers:
+        signal.signal(number, remember)
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])

@@ -1,0 +1,245 @@
+"""Fresh networks trained on a recall, and what the same floats buy without us.
+
+The protocol is a Recipe (the paper's by default) and a number of networks; a result is every network's accuracy, their
+mean and deviation. Nothing is chosen here: it reads the split it is told to, once.
+"""
+
+import math
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from recollect.config import Recipe, from_json
+from recollect.data import augment
+from recollect.data.images import Images, Split
+from recollect.data.preprocess import Preprocess
+from recollect.distill import find_device, seeded
+from recollect.errors import RecollectError
+from recollect.memory import Memory
+from recollect.nets import Constructor, Network, Params
+
+On = Literal["test", "validation"]
+Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracies of fresh networks, in percent."""
+
+    name: str
+    """what they were trained on"""
+    network: str
+    values: tuple[float, ...]
+    """one for each network"""
+    on: str
+    """the split they were judged by"""
+    protocol: str
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the networks (n - 1)."""
+        if len(self.values) < 2:
+            return 0.0
+        return math.sqrt(sum((value - self.mean) ** 2 for value in self.values) / (len(self.values) - 1))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
+
+    def entry(self) -> dict[str, Any]:
+        """As it stands in a memory's header: no times, so that the same run gives the same file."""
+        kept = ("network", "mean", "deviation", "n", "on", "protocol")
+        return {name: value for name, value in self.to_json().items() if name in kept}
+
+
+def evaluate(
+    memory: Memory,
+    images: Images,
+    *,
+    recipe: Recipe | None = None,
+    network: Constructor | None = None,
+    networks: int = 20,
+    on: On = "test",
+    seed: int = 0,
+    device: str = "auto",
+    name: str = "memory",
+) -> Evaluation:
+    """Train fresh networks on all that a memory recalls, and read their accuracy on a split of its dataset.
+
+    Arguments:
+        recipe: how to train; None is the recipe in the memory's header.
+        network: a function (image shape, classes) -> nn.Module instead of the recipe's named network.
+        networks: how many.
+        on: "test", or "validation" for anything that will be chosen by it.
+    """
+    if images.shape != memory.image_shape or images.class_names != memory.class_names:
+        raise RecollectError(
+            f"the memory is of {memory.header.dataset} ({len(memory.class_names)} classes of {list(memory.image_shape)}), "
+            f"the data is {images.name} ({images.classes} classes of {list(images.shape)}): give the memory's own dataset"
+        )
+    recipe = recipe or memory_recipe(memory)
+    preprocess = memory.preprocess()
+    judge = _prepared(images, on, preprocess)
+    return _measure(name, lambda _: memory.recall(), judge, recipe, network, images, networks, on, seed, device)
+
+
+def memory_recipe(memory: Memory) -> Recipe:
+    return from_json(Recipe, memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
+
+
+def random_real(
+    images: Images,
+    per_class: int,
+    preprocess: Preprocess,
+    recipe: Recipe,
+    *,
+    network: Constructor | None = None,
+    networks: int = 20,
+    on: On = "test",
+    seed: int = 0,
+    device: str = "auto",
+) -> Evaluation:
+    """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
+
+    def draw(number: int) -> Part:
+        generator = seeded(seed, 3, number)
+        rows = []
+        for label in range(images.classes):
+            of_class = (images.train.labels == label).nonzero().flatten()
+            rows.append(of_class[torch.randperm(len(of_class), generator=generator)[:per_class]])
+        split = images.train[torch.cat(rows)]
+        return preprocess(split.images), split.labels
+
+    judge = _prepared(images, on, preprocess)
+    return _measure("random real images", draw, judge, recipe, network, images, networks, on, seed, device)
+
+
+def full_data(
+    images: Images,
+    preprocess: Preprocess,
+    recipe: Recipe,
+    *,
+    network: Constructor | None = None,
+    networks: int = 20,
+    on: On = "test",
+    seed: int = 0,
+    device: str = "auto",
+) -> Evaluation:
+    """The upper bound: all training images."""
+    everything = (preprocess(images.train.images), images.train.labels)
+    judge = _prepared(images, on, preprocess)
+    return _measure("all the data", lambda _: everything, judge, recipe, network, images, networks, on, seed, device)
+
+
+def _prepared(images: Images, on: On, preprocess: Preprocess) -> Part:
+    if on not in ("test", "validation"):
+        raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
+    split: Split = images.test if on == "test" else images.validation
+    return preprocess(split.images), split.labels
+
+
+def _measure(name, source, judge, recipe, network, images, networks, on, seed, device) -> Evaluation:
+    """Train and judge: side by side where that is faster, else one after another."""
+    if networks < 1:
+        raise RecollectError(f"number of networks is {networks}: give 1 or more")
+    began = time.perf_counter()
+    device = find_device(device)
+    net = Network(network or recipe.network, images.shape, images.classes)
+    judge = judge[0].to(device), judge[1].to(device)
+    group = networks if side_by_side(net, device) else 1
+    values: list[float] = []
+    for first in range(0, networks, group):
+        numbers = range(first, min(first + group, networks))
+        parts = [source(number) for number in numbers]
+        for params in train(net, parts, recipe, [int(seeded(seed, 2, n).initial_seed()) for n in numbers], device):
+            values.append(100 * accuracy(net, params, *judge))
+    shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
+    return Evaluation(name, shown, tuple(values), on, protocol(recipe, networks), time.perf_counter() - began)
+
+
+def protocol(recipe: Recipe, networks: int) -> str:
+    text = f"{networks} networks, {recipe.epochs} epochs, batch {recipe.batch}, SGD {recipe.lr:g}, momentum {recipe.momentum:g}"
+    return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
+
+
+def side_by_side(network: Network, device: str) -> bool:
+    """Networks are trained together on a GPU, and on a CPU where there is no convolution (grouped ones are slow there)."""
+    return device.startswith("cuda") or not any(isinstance(m, nn.Conv2d) for m in network.module.modules())
+
+
+def train(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int], device: str = "cpu") -> list[Params]:
+    """One network for each part, by SGD with momentum from fresh parameters; the same ones whether alone or together."""
+    _check(recipe)
+    if len(parts) == 1:
+        return [_train_one(network, parts[0], recipe, seeds[0], device)]
+    return _train_together(network, parts, recipe, seeds, device)
+
+
+def _check(recipe: Recipe) -> None:
+    for name in ("epochs", "batch"):
+        if getattr(recipe, name) < 1:
+            raise RecollectError(f"{name} is {getattr(recipe, name)}: give 1 or more")
+    if not recipe.lr > 0:
+        raise RecollectError(f"lr is {recipe.lr}: give a number above 0")
+
+
+def _batches(count: int, recipe: Recipe, generator: torch.Generator):
+    """(rows, augmentation parameters) of each step: every image once an epoch, in an order of its own."""
+    names = augment.parse(recipe.augment)
+    for _ in range(recipe.epochs):
+        for rows in torch.randperm(count, generator=generator).split(recipe.batch):
+            yield rows, augment.draw(names, len(rows), generator)
+
+
+def _train_one(network: Network, part: Part, recipe: Recipe, seed: int, device: str) -> Params:
+    images, labels = part[0].to(device), part[1].to(device)
+    params = {name: p.requires_grad_() for name, p in network.fresh(seed, device).items()}
+    optimiser = torch.optim.SGD(list(params.values()), lr=recipe.lr, momentum=recipe.momentum)
+    for rows, drawn in _batches(len(labels), recipe, seeded(seed, 1)):
+        rows = rows.to(device)
+        optimiser.zero_grad()
+        network.loss(params, augment.apply(images[rows], drawn), labels[rows]).backward()
+        optimiser.step()
+    return {name: p.detach() for name, p in params.items()}
+
+
+def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int], device: str) -> list[Params]:
+    """All networks in one batched step; each has its own images, order and augmentation."""
+    images = torch.stack([part[0] for part in parts]).to(device)  # [n, N, C, H, W]
+    labels = torch.stack([part[1] for part in parts]).to(device)
+    fresh = [network.fresh(seed, device) for seed in seeds]
+    params = {name: torch.stack([each[name] for each in fresh]) for name in fresh[0]}
+    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    gradient = vmap(grad(network.loss))
+    which = torch.arange(len(parts), device=device)[:, None]
+    for steps in zip(*(_batches(labels.shape[1], recipe, seeded(seed, 1)) for seed in seeds), strict=True):
+        rows = torch.stack([rows for rows, _ in steps]).to(device)
+        batch = torch.stack([augment.apply(x, drawn) for x, (_, drawn) in zip(images[which, rows], steps, strict=True)])
+        found = gradient(params, batch, labels[which, rows])
+        for name, p in params.items():
+            speed[name].mul_(recipe.momentum).add_(found[name])
+            p.sub_(recipe.lr * speed[name])
+    return [{name: p[number] for name, p in params.items()} for number in range(len(parts))]
+
+
+@torch.no_grad()
+def accuracy(network: Network, params: Params, images: Tensor, labels: Tensor) -> float:
+    """Share of images whose highest logit is their label's."""
+    right = 0
+    for batch, truth in zip(images.split(2048), labels.split(2048), strict=True):
+        right += int((network.logits(params, batch).argmax(1) == truth).sum())
+    return right / len(labels)
+
+
+def across(memory: Memory, images: Images, architectures: list[str], **options: Any) -> list[Evaluation]:
+    """One evaluation for each architecture: a row of the cross-architecture table."""
+    recipe = options.pop("recipe", None) or memory_recipe(memory)
+    return [evaluate(memory, images, recipe=replace(recipe, network=name), **options) for name in architectures]

@@ -1,0 +1,155 @@
+"""The header of a memory file: what a memory says about itself. Read and checked here without torch, and without running
+anything that the file brings along.
+
+A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addressing` [r,d_y,K];
+`__metadata__["recollect"]` is the JSON of the dataclass below.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from recollect.errors import RecollectError
+
+FORMAT = 1
+MAX_SIDE = 65536  # of an image: a header that asks for more is damaged
+
+
+@dataclass(frozen=True)
+class Header:
+    """Everything in a memory file but its tensors."""
+
+    dataset: str
+    class_names: list[str]
+    image_shape: list[int]
+    """[channels, height, width] of a recalled image"""
+    downsample: int = 1
+    """bases are this much smaller than images on each side, rounded up; recall upsamples bilinearly"""
+    addressing: str = "learned"
+    """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
+    budget: dict[str, Any] = field(default_factory=dict)
+    """what was allowed, what is used, and how it was counted"""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """how to train on a recall: network, epochs, batch, lr, momentum, augment"""
+    made: dict[str, Any] = field(default_factory=dict)
+    """config, steps, seed, versions, device"""
+    accuracy: list[dict[str, Any]] = field(default_factory=list)
+    """measured: network, mean, deviation, n, on what, by which protocol"""
+    checksum: str = ""
+    """SHA-256 of the tensors' bytes, bases first"""
+    format: int = FORMAT
+
+    @property
+    def base_shape(self) -> tuple[int, int, int]:
+        """[c, h, w] of a base"""
+        channels, height, width = self.image_shape
+        return channels, -(-height // self.downsample), -(-width // self.downsample)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+
+
+def parse(text: str, where: object) -> Header:
+    """The header in `text`, every field of the right type and size."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(where, "its header is not JSON") from None
+    if not isinstance(raw, dict):
+        raise _damaged(where, "its header is not a JSON object")
+    version = raw.get("format")
+    if isinstance(version, int) and version > FORMAT:
+        raise RecollectError(
+            f"{where} has memory format {version}, and this recollect reads up to {FORMAT}: update it (pip install -U recollect)"
+        )
+    if version != FORMAT:
+        raise _damaged(where, f"its format is {version!r}, not {FORMAT}")
+    known = {f.name for f in fields(Header)}
+    try:
+        header = Header(**{name: value for name, value in raw.items() if name in known})
+    except TypeError as error:
+        raise _damaged(where, f"its header lacks a field ({error})") from None
+    _check(header, where)
+    return header
+
+
+def _check(header: Header, where: object) -> None:
+    names, shape = header.class_names, header.image_shape
+    wrong = {
+        "dataset": not isinstance(header.dataset, str),
+        "class_names": not _list_of(names, str) or not names or len(set(names)) != len(names),
+        "image_shape": not _list_of(shape, int) or len(shape) != 3 or not all(0 < side <= MAX_SIDE for side in shape),
+        "downsample": type(header.downsample) is not int or not 0 < header.downsample <= MAX_SIDE,
+        "addressing": header.addressing not in ("learned", "one-hot"),
+        "accuracy": not _list_of(header.accuracy, dict),
+        "checksum": not isinstance(header.checksum, str),
+    }
+    wrong |= {
+        name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")
+    }
+    for name, is_wrong in wrong.items():
+        if is_wrong:
+            raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
+
+
+def _list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
+
+
+def _damaged(where: object, why: str) -> RecollectError:
+    return RecollectError(f"{where} is damaged or not a memory of recollect ({why}): fetch or distil it again")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and type of a tensor in a file."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """as safetensors writes it: F32, F16, BF16, U8"""
+
+
+def read_header(path: "Path | str") -> tuple[Header, dict[str, TensorInfo]]:
+    """Header and tensor shapes of a memory file, checked against each other. Loads neither tensors nor torch."""
+    path = Path(path)
+    if not path.is_file():
+        raise RecollectError(
+            f"memory file {path} does not exist: give the path of a .safetensors file that recollect wrote"
+        )
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: TensorInfo(tuple(s.get_shape()), str(s.get_dtype())) for name, s in slices.items()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, f"not a whole .safetensors file: {error}") from None
+    if "recollect" not in metadata:
+        raise _damaged(path, "a .safetensors file without recollect's header")
+    header = parse(metadata["recollect"], path)
+    check_tensors(header, tensors, path)
+    return header, tensors
+
+
+def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object) -> None:
+    """The tensors must be there, of a known type, and of the shapes that the header tells."""
+    for name, dimensions in (("bases", 4), ("addressing", 3)):
+        if name not in tensors:
+            raise _damaged(where, f"it has no tensor '{name}'")
+        allowed = ("F32", "F16", "BF16") if (name, header.addressing) != ("addressing", "one-hot") else ("U8",)
+        info = tensors[name]
+        if info.dtype not in allowed or len(info.shape) != dimensions or 0 in info.shape:
+            raise _damaged(where, f"its tensor '{name}' is {info.dtype} {list(info.shape)}")
+    bases, addressing = tensors["bases"].shape, tensors["addressing"].shape
+    if bases[1:] != header.base_shape:
+        raise _damaged(where, f"its bases are {list(bases[1:])} where the header tells {list(header.base_shape)}")
+    if addressing[2] != bases[0]:
+        raise _damaged(where, f"its addressing is for {addressing[2]} bases, and it has {bases[0]}")
+    if addressing[1] != len(header.class_names):
+        raise _damaged(
+            where, f"its addressing is for {addressing[1]} classes, and the header names {len(header.class_names)}"
+        )

@@ -1,0 +1,264 @@
+"""Budget (eqn 4) and Memory: bases and addressing matrices, recall (eqn 2), size, save and load.
+
+Recall is linear in the bases and in the addressing: x'_i = y^T A_i B, then bilinear upsampling to the image size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from recollect.errors import RecollectError, unknown
+from recollect.files import sha256, write_atomically
+from recollect.header import Header, TensorInfo, check_tensors, read_header
+
+if TYPE_CHECKING:
+    from recollect.data.preprocess import Preprocess
+
+Precision = Literal["float32", "float16", "bfloat16"]
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+Query = "Sequence[int] | Sequence[str] | Tensor | None"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The floats that N images of each class would take, and what memories fit into them (eqn 4).
+
+    K c h w + r d_y K <= N C c H W. In half precision (`precision`) the same bytes hold twice the numbers; that is a
+    budget of its own name, not the paper's.
+    """
+
+    images_per_class: int
+    classes: int
+    image_shape: tuple[int, int, int]
+    """(channels, height, width)"""
+    downsample: int = 2
+    """bases are this much smaller than images on each side"""
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if self.images_per_class < 1:
+            raise RecollectError(f"images per class is {self.images_per_class}: give 1 or more")
+        if self.downsample < 1 or self.downsample > min(self.image_shape[1:]):
+            raise RecollectError(
+                f"downsample is {self.downsample} for images of {self.image_shape[1]}x{self.image_shape[2]}: "
+                f"give 1 to {min(self.image_shape[1:])}"
+            )
+        if self.precision not in PRECISIONS:
+            raise unknown("precision", self.precision, PRECISIONS)
+
+    @property
+    def floats(self) -> int:
+        """N C c H W: the right-hand side of eqn 4."""
+        channels, height, width = self.image_shape
+        return self.images_per_class * self.classes * channels * height * width
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers of this precision the budget's bytes hold."""
+        return self.floats * 4 // PRECISIONS[self.precision].itemsize
+
+    @property
+    def base_shape(self) -> tuple[int, int, int]:
+        """(c, h, w) of a base"""
+        channels, height, width = self.image_shape
+        return channels, -(-height // self.downsample), -(-width // self.downsample)
+
+    @property
+    def base_numbers(self) -> int:
+        channels, height, width = self.base_shape
+        return channels * height * width
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables: the default counts floats as the paper does, any other says what it is."""
+        images = f"{self.images_per_class} image{'s' if self.images_per_class > 1 else ''} per class"
+        return images if self.precision == "float32" else f"{images} ({self.precision})"
+
+    def matrices(self, bases: int) -> int:
+        """r: how many addressing matrices fit beside K bases."""
+        most = self.bases(1)
+        if bases < 1:
+            raise RecollectError(f"number of bases is {bases}: give 1 to {most}")
+        r = (self.numbers - bases * self.base_numbers) // (self.classes * bases)
+        if r < 1:
+            raise RecollectError(
+                f"{bases} bases do not fit {self.name} ({self.numbers:,} numbers): at most {most} bases leave room for "
+                f"one addressing matrix; take fewer bases, more images per class, or a larger downsample"
+            )
+        return r
+
+    def bases(self, matrices: int) -> int:
+        """K: how many bases fit with r addressing matrices."""
+        if matrices < 1:
+            raise RecollectError(f"number of addressing matrices is {matrices}: give 1 or more")
+        k = self.numbers // (self.base_numbers + matrices * self.classes)
+        if k < 1:
+            raise RecollectError(
+                f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base: "
+                "take fewer matrices or more images per class"
+            )
+        return k
+
+    def default_bases(self) -> int:
+        """Two fifths of the budget for the bases: 16 for 1 image per class of MNIST and CIFAR-10. `select` finds better."""
+        return max(1, min(self.numbers * 2 // (5 * self.base_numbers), self.bases(1)))
+
+    def per_class(self) -> int:
+        """How many images of each class fit without learned addressing (K = N', one-hot A)."""
+        return self.numbers // (self.classes * self.base_numbers)
+
+
+def recall(bases: Tensor, addressing: Tensor, queries: Tensor, size: tuple[int, int]) -> Tensor:
+    """Eqn 2 for each query y and matrix A_i, upsampled: [Q, d_y] -> [Q r, C, H, W], the r images of a query together."""
+    coefficients = torch.einsum("qy,ryk->qrk", queries, addressing)
+    images = torch.einsum("qrk,kchw->qrchw", coefficients, bases).flatten(0, 1)
+    if images.shape[-2:] == size:
+        return images
+    return torch.nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+def one_hot_addressing(classes: int, per_class: int) -> Tensor:
+    """A_i[m, n] = 1 where n = m (N'/C) + i: the per-class images of standard distillation as a memory. uint8 [r, C, K]"""
+    item = torch.arange(per_class)[:, None]
+    owner = torch.arange(classes)[None, :]
+    return torch.nn.functional.one_hot(owner * per_class + item, classes * per_class).to(torch.uint8)
+
+
+class Memory:
+    """A distilled dataset: shared bases, addressing matrices, and a header that says what they are."""
+
+    def __init__(self, bases: Tensor, addressing: Tensor, header: Header):
+        kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
+        self.bases = bases
+        """[K, c, h, w]"""
+        self.addressing = addressing
+        """[r, d_y, K]"""
+        self.header = header
+        self.folder = Path()
+        """where it was loaded from; its sidecar file lies there"""
+        tensors = {"bases": bases, "addressing": addressing}
+        infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
+        check_tensors(header, infos, "the memory")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.header.class_names)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        channels, height, width = self.header.image_shape
+        return channels, height, width
+
+    @property
+    def floats(self) -> int:
+        """How many numbers are counted against the budget (a one-hot addressing is implied, and not counted)."""
+        return self.bases.numel() + (self.addressing.numel() if self.header.addressing == "learned" else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """The same in bytes."""
+        return self.floats * self.bases.itemsize
+
+    def queries(self, query: Query = None) -> Tensor:
+        """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
+        classes = len(self.class_names)
+        if isinstance(query, Tensor) and query.is_floating_point():
+            if query.ndim != 2 or query.shape[1] != classes:
+                raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {classes}], one row a query")
+            return query.float()
+        return torch.nn.functional.one_hot(self.labels(query), classes).float()
+
+    def labels(self, query: Query = None) -> Tensor:
+        """The class numbers [Q] that a query of labels or names stands for."""
+        if query is None:
+            return torch.arange(len(self.class_names))
+        if isinstance(query, str):
+            query = [query]
+        chosen = query.tolist() if isinstance(query, Tensor) else list(query)
+        if not chosen:
+            raise RecollectError("the query is empty: name at least one class")
+        return torch.tensor([self._label(item) for item in chosen])
+
+    def _label(self, item: "int | str") -> int:
+        if isinstance(item, str):
+            if item not in self.class_names:
+                raise unknown("class", item, self.class_names)
+            return self.class_names.index(item)
+        if not isinstance(item, int) or not 0 <= item < len(self.class_names):
+            raise RecollectError(f"label {item!r} is not one of this memory's 0 to {len(self.class_names) - 1}")
+        return item
+
+    def recall(self, query: Query = None) -> tuple[Tensor, Tensor]:
+        """A training set: images [Q r, C, H, W] as a network sees them (preprocessed), and labels [Q r].
+
+        Labels are this memory's class numbers; for query vectors, the rows of the query.
+        """
+        queries = self.queries(query)
+        images = recall(self.bases.float(), self.addressing.float(), queries, self.image_shape[1:])
+        is_vectors = isinstance(query, Tensor) and query.is_floating_point()
+        labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
+        return images, labels.repeat_interleave(len(self.addressing))
+
+    def dataset(self, query: Query = None) -> torch.utils.data.TensorDataset:
+        """The same as a torch Dataset of (image, label)."""
+        return torch.utils.data.TensorDataset(*self.recall(query))
+
+    def coefficients(self, query: Query = None) -> Tensor:
+        """v = y^T A_i for each query and matrix: [Q, r, K]"""
+        return torch.einsum("qy,ryk->qrk", self.queries(query), self.addressing.float())
+
+    def mean_coefficients(self, query: Query = None) -> Tensor:
+        """The mean of the r coefficient vectors of each query: [Q, K]"""
+        return self.coefficients(query).mean(1)
+
+    def similarity(self, query: Query = None) -> Tensor:
+        """Cosine similarities of the mean coefficients of each pair of queries: [Q, Q]"""
+        mean = torch.nn.functional.normalize(self.mean_coefficients(query), dim=1)
+        return mean @ mean.T
+
+    def preprocess(self) -> "Preprocess":
+        """How real images must be prepared for a network trained on a recall; also undoes it, for viewing."""
+        from recollect.data.preprocess import Preprocess
+
+        return Preprocess.from_json(self.header.preprocessing, self.folder)
+
+    def with_accuracy(self, *entries: dict) -> "Memory":
+        """The same memory with measured accuracies in its header (an entry replaces one of the same network and split)."""
+        key = lambda entry: (entry.get("network"), entry.get("on"))  # noqa: E731
+        new = {key(entry) for entry in entries}
+        kept = [entry for entry in self.header.accuracy if key(entry) not in new]
+        memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]))
+        memory.folder = self.folder
+        return memory
+
+    def save(self, path: "Path | str") -> None:
+        """Write one .safetensors file, atomically."""
+        tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
+        header = replace(self.header, checksum=_checksum(tensors))
+        write_atomically(Path(path), safetensors.torch.save(tensors, {"recollect": header.to_json()}))
+
+    @staticmethod
+    def load(path: "Path | str") -> "Memory":
+        """Read a memory file. A damaged or foreign file gets a RecollectError; nothing in it is ever executed."""
+        path = Path(path)
+        header, _ = read_header(path)
+        try:
+            tensors = safetensors.torch.load_file(path)
+        except (safetensors.SafetensorError, OSError, ValueError) as error:
+            raise RecollectError(f"{path} cannot be read: {error}") from None
+        if header.checksum != _checksum(tensors):
+            raise RecollectError(f"{path} is damaged: its tensors do not match its checksum; fetch or distil it again")
+        if not all(t.isfinite().all() for t in (tensors["bases"], tensors["addressing"])):
+            raise RecollectError(f"{path} holds values that are not finite: distil it again with a lower learning rate")
+        memory = Memory(tensors["bases"], tensors["addressing"], header)
+        memory.folder = path.parent
+        return memory
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    return sha256(*(tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in ("bases", "addressing")))

@@ -1,0 +1,98 @@
+"""What a person sees: progress bars in a terminal, plain lines when piped, tables. No torch here."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from recollect.evaluate import Evaluation
+
+LINE_SECONDS = 5.0  # between plain lines
+
+
+@contextmanager
+def steps(
+    name: str, total: int, quiet: bool = False, done: int = 0
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Progress of outer steps: step, loss, speed, time left."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar(name, total, done) as update:
+            yield update
+    else:
+        yield _lines(name, total)
+
+
+@contextmanager
+def _bar(name: str, total: int, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[speed]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=total, completed=done, loss="-", speed="")
+
+        def update(line: dict[str, Any]) -> None:
+            progress.update(task, completed=line["step"], loss=_loss(line), speed=f"{line['seconds']:.2f} s/step")
+
+        yield update
+
+
+def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
+    began, first, last = time.monotonic(), None, 0.0
+
+    def line(values: dict[str, Any]) -> None:
+        nonlocal first, last
+        step, now = values["step"], time.monotonic()
+        first = step if first is None else first
+        if now - last < LINE_SECONDS and step not in (first, total):
+            return
+        last = now
+        per_step = (now - began) / (step - first + 1)
+        left = per_step * (total - step)
+        text = f"{name}: step {step}/{total}  loss {_loss(values)}  {per_step:.2f} s/step  {left:.0f} s left"
+        print(text, file=sys.stderr, flush=True)
+
+    return line
+
+
+def _loss(line: dict[str, Any]) -> str:
+    return "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+
+
+def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:
+    """Evaluations with a word on their size, as one table on stdout."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("trained on", "size", "network", "accuracy, %", "n"):
+        table.add_column(heading, justify="left" if heading in ("trained on", "network") else "right", overflow="fold")
+    for evaluation, size in rows:
+        shown = f"{evaluation.mean:.1f} ± {evaluation.deviation:.1f}"
+        table.add_row(evaluation.name, size, evaluation.network, shown, str(len(evaluation.values)))
+    say(table)
+
+
+def pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A page of names and values."""
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    say(table)
+
+
+def say(what: Any) -> None:
+    """To stdout; as wide as the terminal, or 110 columns into a pipe."""
+    Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(what)
