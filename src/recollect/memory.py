@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "float16", "bfloat16"]
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Query = "Sequence[int] | Sequence[str] | Tensor | None"
+Query = Sequence[int] | Sequence[str] | Tensor | None
+"""labels, class names, or vectors [Q, d_y] (floats); None is every class"""
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,16 @@ class Passes:
 def eager(loss: Loss) -> Passes:
     """The passes of a loss, run operation by operation."""
 
+    def gradient(params: Params, images: Tensor, labels: Tensor) -> Params:
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        found = torch.autograd.grad(loss(leaves, images, labels), list(leaves.values()), materialize_grads=True)
+        return dict(zip(leaves, found, strict=True))
+
     def adjoint(params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
         gradients = grad(loss, argnums=(0, 1))
         return jvp(lambda theta: gradients(theta, images, labels), (params,), (mu,))[1]
 
-    return Passes(grad(loss), adjoint)
+    return Passes(gradient, adjoint)
 
 
 def compiled(loss: Loss) -> Passes:
@@ -70,17 +75,15 @@ def compiled(loss: Loss) -> Passes:
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn("no C++ compiler (g++ or clang++) found: the unroll runs uncompiled, slower", stacklevel=2)
         return plain
-    return Passes(torch.compile(plain.gradient), torch.compile(plain.adjoint))
+    return Passes(torch.compile(grad(loss)), torch.compile(plain.adjoint))
 
 
 class _Step(NamedTuple):
     """What the adjoint of one inner step needs to know of it."""
 
+    number: int  # t - 1
     params: Params  # theta_{t-1}
-    batch: int  # t, counted from 0
-    gradient: Params  # g_t, Adam only
-    mean: Params  # m_t, Adam only
-    square: Params  # v_t, Adam only
+    adam: tuple[Params, Params, Params] | None = None  # g_t, m_t, v_t
 
 
 def metagradient(
@@ -118,46 +121,52 @@ def metagradient(
     window = _checked_window(window, len(batches))
     run = passes or eager(loss)
     beta = 0.0 if bridge == "none" else momentum
-    first = len(batches) - window
+
+    def batch(rows: Tensor, t: int) -> Tensor:
+        return augment(images[rows], t) if augment else images[rows]
 
     # The inner loop, keeping what the adjoint will need of its last `window` steps
     steps: list[_Step] = []
     mean = {name: torch.zeros_like(p) for name, p in params.items()}
     square = mean
     for t, rows in enumerate(batches):
-        batch = augment(images[rows], t) if augment else images[rows]
-        gradient = run.gradient(params, batch, labels[rows])
-        before = params
+        gradient, before = run.gradient(params, batch(rows, t), labels[rows]), params
         if optimiser == "sgd":
             mean = {name: beta * m + gradient[name] for name, m in mean.items()}
             params = {name: p - lr * mean[name] for name, p in params.items()}
+            kept = _Step(t, before)
         else:
             mean, square, params = _adam(params, gradient, mean, square, lr, beta, t + 1)
-        if t >= first:
-            steps.append(_Step(before, t, *((gradient, mean, square) if optimiser == "adam" else ({}, {}, {}))))
+            kept = _Step(t, before, (gradient, mean, square))
+        if t >= len(batches) - window:
+            steps.append(kept)
 
     slope, value = grad_and_value(loss)(params, *query)  # lambda_T = dJ / dtheta_T, and J
 
     # Its adjoint, last step first
-    total = torch.zeros_like(images)
-    carried = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in params.items()}
+    by_images = torch.zeros_like(images)
     mu = {name: torch.zeros_like(p) for name, p in params.items()}
+    carried = {name: (zero, zero) for name, zero in mu.items()}
     for step in reversed(steps):
-        rows = batches[step.batch]
-        if optimiser == "sgd":
+        rows = batches[step.number]
+        if step.adam is None:
             keep = beta if bridge == "full" else 0.0
             mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
         else:
-            mu, carried = _adam_adjoint(step, slope, carried, lr, beta, bridge)
-        if augment:
-            batch, pull = vjp(lambda x, t=step.batch: augment(x, t), images[rows])
-            curvature, by_batch = run.adjoint(step.params, batch, labels[rows], mu)
-            (by_batch,) = pull(by_batch)
-        else:
-            curvature, by_batch = run.adjoint(step.params, images[rows], labels[rows], mu)
+            mu, carried = _adam_adjoint(*step.adam, slope, carried, lr, beta, step.number + 1, bridge)
+        seen, pull = _with_pullback(augment, images[rows], step.number)
+        curvature, by_seen = run.adjoint(step.params, seen, labels[rows], mu)
         slope = {name: s + curvature[name] for name, s in slope.items()}
-        total.index_add_(0, rows, by_batch)
-    return MetaGradient(value, total, params)
+        by_images.index_add_(0, rows, pull(by_seen))
+    return MetaGradient(value, by_images, params)
+
+
+def _with_pullback(augment: Augment | None, images: Tensor, t: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What step t saw of these images, and the way back from a gradient by what it saw to one by the images."""
+    if augment is None:
+        return images, lambda gradient: gradient
+    seen, pull, *_ = vjp(lambda x: augment(x, t), images)
+    return seen, lambda gradient: pull(gradient)[0]
 
 
 def _checked_window(window: int | None, steps: int) -> int:
@@ -180,23 +189,28 @@ def _adam(params: Params, gradient: Params, mean: Params, square: Params, lr: fl
 
 
 def _adam_adjoint(
-    step: _Step, slope: Params, carried: dict[str, tuple[Tensor, Tensor]], lr: float, beta: float, bridge: Bridge
+    gradients: Params,
+    means: Params,
+    squares: Params,
+    slope: Params,
+    carried: dict[str, tuple[Tensor, Tensor]],
+    lr: float,
+    beta: float,
+    t: int,
+    bridge: Bridge,
 ) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
     """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).
 
     Where v_t is 0 the gradient never was anything else, and the root's infinite slope meets a factor of 0: its term is 0.
     """
-    t = step.batch + 1
     mu, carry = {}, {}
+    unbias, scale = 1 - ADAM_BETA2**t, lr / (1 - beta**t)
     for name, s in slope.items():
-        gradient, mean, square = step.gradient[name], step.mean[name], step.square[name]
-        root = (square / (1 - ADAM_BETA2**t)).sqrt()
-        scale = lr / (1 - beta**t)
+        root = (squares[name] / unbias).sqrt()
         by_mean = carried[name][0] - scale * s / (root + ADAM_EPSILON)
-        by_root = scale * s * mean / (root + ADAM_EPSILON) ** 2
-        through_root = torch.where(root > 0, by_root / (2 * root * (1 - ADAM_BETA2**t)), 0.0)
-        by_square = carried[name][1] + through_root
-        mu[name] = (1 - beta) * by_mean + (1 - ADAM_BETA2) * 2 * gradient * by_square
+        by_root = scale * s * means[name] / (root + ADAM_EPSILON) ** 2
+        by_square = carried[name][1] + torch.where(root > 0, by_root / (2 * root * unbias), 0.0)
+        mu[name] = (1 - beta) * by_mean + (1 - ADAM_BETA2) * 2 * gradients[name] * by_square
         zero = torch.zeros_like(s)
         carry[name] = (zero, zero) if bridge == "forward-only" else (beta * by_mean, ADAM_BETA2 * by_square)
     return mu, carry

@@ -1,4 +1,4 @@
-"""Data: from files on disk to `Images`. This file knows the names and the places; `readers` knows the formats.
+"""Data: from files on disk to `Images`. This file knows names and places; `readers` and `pictures` know the formats.
 
 Nothing here downloads: `fetch.get` does, and puts the files where `load` looks.
 """
@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
-from recollect.data import readers
-from recollect.data.images import Images, Split, make_images
+from recollect.data import pictures, readers
+from recollect.data.images import Images, Parts, Split, make_images
 from recollect.errors import RecollectError, unknown
 
 __all__ = ["Images", "Split", "load"]
+
+DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs, as dataset-fashion-mnist does
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,19 @@ class Layout:
 
     files: tuple[tuple[str, ...], ...]
     """for each file the names it goes by, the official one first"""
-    read: Callable[[Sequence[Path]], readers.Parts]
+    read: Callable[[Sequence[Path]], Parts]
     note: str = ""
 
-    def find(self, folder: Path) -> list[Path | None]:
-        """For each file its path in `folder`, or None."""
-        return [next((folder / name for name in names if os.path.isfile(folder / name)), None) for names in self.files]
+    def find(self, folder: Path) -> tuple[list[Path], list[str]]:
+        """The files that are in `folder`, and the official names of those that are not."""
+        hits = [[folder / name for name in names if os.path.isfile(folder / name)] for names in self.files]
+        lacking = [names[0] for names, hit in zip(self.files, hits, strict=True) if not hit]
+        return [hit[0] for hit in hits if hit], lacking
 
 
 @dataclass(frozen=True)
 class Named:
-    """A dataset with a name: where its files may lie (relative to the root, or absolute), and in which layouts."""
+    """A dataset with a name: the folders under the root where its files may lie, and in which layouts."""
 
     folders: tuple[str, ...]
     layouts: tuple[Layout, ...]
@@ -46,17 +50,15 @@ def _idx(class_names: tuple[str, ...]) -> tuple[Layout, ...]:
     return (Layout(files, partial(readers.idx_set, class_names=class_names), " (plain or .gz)"),)
 
 
-def _files(read: Callable[[Sequence[Path]], readers.Parts], *names: str) -> Layout:
+def _files(read: Callable[[Sequence[Path]], Parts], *names: str) -> Layout:
     return Layout(tuple((name,) for name in names), read)
 
 
 _BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 
 NAMED: dict[str, Named] = {
-    "mnist": Named(("mnist", "MNIST/raw", "/usr/share/datasets/mnist"), _idx(readers.DIGITS)),
-    "fashion-mnist": Named(
-        ("fashion-mnist", "FashionMNIST/raw", "/usr/share/datasets/fashion-mnist"), _idx(readers.FASHION)
-    ),
+    "mnist": Named(("mnist", "MNIST/raw"), _idx(readers.DIGITS)),
+    "fashion-mnist": Named(("fashion-mnist", "FashionMNIST/raw"), _idx(readers.FASHION)),
     "cifar10": Named(
         ("cifar-10-batches-bin", "cifar-10-batches-py"),
         (
@@ -72,7 +74,7 @@ NAMED: dict[str, Named] = {
         ),
     ),
     "svhn": Named(("svhn",), (_files(readers.svhn, "train_32x32.mat", "test_32x32.mat"),)),
-    "tinyimagenet": Named(("tiny-imagenet-200",), (_files(readers.tiny_imagenet, "val/val_annotations.txt"),)),
+    "tinyimagenet": Named(("tiny-imagenet-200",), (_files(pictures.tiny_imagenet, "val/val_annotations.txt"),)),
 }
 
 
@@ -93,9 +95,8 @@ def load(name_or_path: str | Path, root: str | Path | None = None, size: int | N
         raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 or more")
     name, parts = _read(name_or_path, root, size)
     if size is not None:
-        splits = {part: getattr(parts, part) for part in ("train", "validation", "test")}
-        parts = replace(parts, **{part: split and _resized(split, size) for part, split in splits.items()})
-    return make_images(name=name, seed=seed, **vars(parts))
+        parts = replace(parts, splits={part: _resized(split, size) for part, split in parts.splits.items()})
+    return make_images(name, parts, seed)
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -108,7 +109,7 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(os.path.expanduser(chosen))
 
 
-def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -> tuple[str, readers.Parts]:
+def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -> tuple[str, Parts]:
     """The dataset's name, and what its reader found."""
     name = str(name_or_path)
     if isinstance(name_or_path, str):
@@ -118,7 +119,7 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             layout, files = locate(name.lower(), data_root(root))
             return name.lower(), layout.read(files)
         if name.startswith("hf:") and name != "hf:":
-            return name, readers.hugging_face(name.removeprefix("hf:"), size)
+            return name, pictures.hugging_face(name.removeprefix("hf:"), size)
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         if "/" in name or name.endswith(".npz"):
@@ -131,7 +132,7 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
     return _read_path(Path(path), size)
 
 
-def _read_path(path: Path, size: int | None) -> tuple[str, readers.Parts]:
+def _read_path(path: Path, size: int | None) -> tuple[str, Parts]:
     if path.suffix == ".npz":
         return path.stem, readers.npz(path)
     if not os.path.isdir(path):
@@ -140,10 +141,10 @@ def _read_path(path: Path, size: int | None) -> tuple[str, readers.Parts]:
         )
     for name in _owners(path) or NAMED:  # the official files, wherever they lie
         for layout in NAMED[name].layouts:
-            files = layout.find(path)
-            if None not in files:
-                return name, layout.read([file for file in files if file])
-    return path.resolve().name, readers.image_folder(path, size)
+            files, lacking = layout.find(path)
+            if not lacking:
+                return name, layout.read(files)
+    return path.resolve().name, pictures.image_folder(path, size)
 
 
 def locate(name: str, root: Path) -> tuple[Layout, list[Path]]:
@@ -152,14 +153,14 @@ def locate(name: str, root: Path) -> tuple[Layout, list[Path]]:
     # Files that lie in the root itself count, unless the root is another dataset's folder: the files of MNIST and
     # Fashion-MNIST have the same names.
     places += [root] if name in (_owners(root) or [name]) else []
+    places += [DEBIAN / name]
     incomplete = ""
     for place in places:
         for layout in NAMED[name].layouts:
-            files = layout.find(place)
-            if None not in files:
-                return layout, [file for file in files if file]
-            lacking = [names[0] for names, file in zip(layout.files, files, strict=True) if file is None]
-            if len(lacking) < len(files):
+            files, lacking = layout.find(place)
+            if not lacking:
+                return layout, files
+            if files:
                 incomplete = incomplete or f"; {place} lacks {', '.join(lacking)}"
     wanted = ", or ".join(", ".join(names[0] for names in layout.files) + layout.note for layout in NAMED[name].layouts)
     raise RecollectError(

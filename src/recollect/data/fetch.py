@@ -1,22 +1,22 @@
 """Fetch: download a named dataset into the folder where `load` looks for it.
 
-Pooch checks the md5 sums and keeps what is already there; the downloader given to it here adds resuming. An interrupted
-download leaves `<file>.part` behind, and the next call asks the server only for the rest.
+A file that is there with the right md5 sum is kept. An interrupted download leaves `<file>.part` behind, and the next
+call asks the server only for the rest.
 """
 
 import errno
-import logging
+import hashlib
 import os
 import sys
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recollect.data import NAMED, data_root
 from recollect.errors import RecollectError, unknown
@@ -122,29 +122,26 @@ def get(name: str, root: str | Path | None = None, base_url: str | None = None, 
 
 def _checked(name: str, folder: Path) -> Path:
     """A folder from before. Unpacking is atomic, so an incomplete one is somebody's own work: never overwrite it."""
-    if all(None in layout.find(folder) for layout in NAMED[name].layouts):
+    if all(layout.find(folder)[1] for layout in NAMED[name].layouts):
         raise RecollectError(f"{folder} exists but does not hold all of {name}: move it away, then get {name} again")
     return folder
 
 
 def _retrieve(url: str, md5: str, place: Path, progress: bool) -> None:
-    import pooch
-
-    def download(url: str, output_file: str, _: Any) -> None:
-        part = place.with_name(place.name + ".part")
-        if not _size(part) or pooch.file_hash(str(part), alg="md5") != md5:
-            _resume(url, part, progress)
-        found = pooch.file_hash(str(part), alg="md5")
-        if found != md5:
-            part.unlink()
-            raise RecollectError(
-                f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
-            )
-        os.replace(part, output_file)
-
-    downloader: Any = download
-    with _quiet(pooch.get_logger()):
-        pooch.retrieve(url, known_hash=f"md5:{md5}", fname=place.name, path=place.parent, downloader=downloader)
+    """Bring the file with this md5 sum to its place, unless it is there."""
+    if _md5(place) == md5:
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(place.name + ".part")
+    if _md5(part) != md5:
+        _resume(url, part, progress)
+    found = _md5(part)
+    if found != md5:
+        part.unlink()
+        raise RecollectError(
+            f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
+        )
+    os.replace(part, place)
 
 
 def _resume(url: str, part: Path, progress: bool) -> None:
@@ -169,13 +166,9 @@ def _resume(url: str, part: Path, progress: bool) -> None:
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     advance(len(chunk))
-    except (
-        requests.exceptions.InvalidURL,
-        requests.exceptions.InvalidSchema,
-        requests.exceptions.MissingSchema,
-    ) as error:
-        raise RecollectError(f"{url}: not a web address: give the mirror as http://... or https://...") from error
     except requests.RequestException as error:
+        if isinstance(error, ValueError):  # a malformed URL, in one of several ways
+            raise RecollectError(f"{url}: not a web address: give the mirror as http://... or https://...") from error
         raise RecollectError(
             f"{url}: the connection failed ({type(error).__name__}) with {_size(part):,} bytes here: "
             "try again, it goes on from there"
@@ -202,19 +195,17 @@ def _unpack(archive: Path, folder: str) -> None:
 
 
 @contextmanager
-def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Any]:
+def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that is told of each chunk: a bar in a terminal, a line per file elsewhere, or nothing."""
-    if not progress:
-        yield lambda _: None
+    if progress and sys.stderr.isatty():
+        with _bar() as bar:
+            task = bar.add_task(url.rpartition("/")[2], total=total or None, completed=have)
+            yield lambda count: bar.advance(task, count)
         return
-    if not sys.stderr.isatty():
+    if progress:
         resumed = f", from byte {have:,} on" if have else ""
         print(f"downloading {url} ({total / 1e6:.1f} MB{resumed})", file=sys.stderr, flush=True)
-        yield lambda _: None
-        return
-    with _bar() as bar:
-        task = bar.add_task(url.rpartition("/")[2], total=total or None, completed=have)
-        yield lambda count: bar.advance(task, count)
+    yield lambda _: None
 
 
 def _bar() -> "Progress":
@@ -243,15 +234,11 @@ def _file_errors(place: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _quiet(logger: logging.Logger) -> Iterator[None]:
-    """Pooch announces each download; here `progress` decides."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _md5(path: Path) -> str:
+    if not _size(path):
+        return ""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def _size(path: Path) -> int:

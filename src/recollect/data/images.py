@@ -1,8 +1,14 @@
-"""Images: what every reader returns. uint8 tensors, labels, class names, and a split that is fixed by a seed."""
+"""Images: uint8 tensors, labels, class names, and a split that is fixed by a seed; what every dataset becomes.
 
+A reader returns Parts; `make_images` checks them and adds what the dataset does not bring along.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from recollect.errors import RecollectError
@@ -28,6 +34,23 @@ class Split:
 
     def __add__(self, other: "Split") -> "Split":
         return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+
+
+def from_numpy(images: np.ndarray, labels: ArrayLike) -> Split:
+    """A Split of uint8 [N, C, H, W] and whole numbers [N]; images are copied only where torch cannot take them."""
+    writable = np.require(images, requirements=("C", "W"))
+    return Split(torch.from_numpy(writable), torch.from_numpy(np.array(labels, np.int64)))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a reader found."""
+
+    splits: Mapping[str, Split]
+    """train, and what there is of validation and test"""
+    class_names: tuple[str, ...] = ()
+    """none: the labels' numbers are the names"""
+    superclasses: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,20 +87,12 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
-def make_images(
-    name: str,
-    train: Split,
-    test: Split | None,
-    class_names: tuple[str, ...],
-    validation: Split | None = None,
-    superclasses: tuple[int, ...] | None = None,
-    seed: int = 0,
-) -> Images:
-    """Check what a reader read, and cut the parts that the dataset does not bring along."""
-    parts = {"train": train, "validation": validation, "test": test}
-    for part, split in parts.items():
-        if split is not None:
-            _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
+def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
+    """Check what a reader read; name the classes and hold images out where the dataset does not do so itself."""
+    train, validation, test = parts.splits["train"], parts.splits.get("validation"), parts.splits.get("test")
+    class_names = parts.class_names or _numbered(name, train)
+    for part, split in parts.splits.items():
+        _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
     for number, class_name in enumerate(class_names):
         if class_name in class_names[:number]:
             raise RecollectError(f"{name}: two classes are named '{class_name}': give each class a name of its own")
@@ -95,7 +110,16 @@ def make_images(
         raise RecollectError(
             f"{name}: too few images to hold some out for validation and test: give at least 3 images of each class"
         )
-    return Images(name, train, validation, test, class_names, superclasses)
+    return Images(name, train, validation, test, class_names, parts.superclasses)
+
+
+def _numbered(name: str, train: Split) -> tuple[str, ...]:
+    highest = int(train.labels.max()) if len(train) else 0
+    if highest >= max(len(train), 1):  # some class would have no image; and a label of 2**40 would fill the memory
+        raise RecollectError(
+            f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0"
+        )
+    return tuple(str(i) for i in range(highest + 1))
 
 
 def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:

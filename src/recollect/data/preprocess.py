@@ -7,7 +7,7 @@ lies in a sidecar file beside the memory, named by its content, which several me
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
 
-Kind = Literal["normalise", "zca"]
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
 
 
@@ -67,8 +66,8 @@ class Preprocess:
         return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None, None]
 
     @staticmethod
-    def fit(pixels: Tensor, kind: Kind = "normalise") -> "Preprocess":
-        """Statistics of training images, uint8 [N, C, H, W]."""
+    def fit(pixels: Tensor, kind: str = "normalise") -> "Preprocess":
+        """Statistics of training images, uint8 [N, C, H, W]; `kind` is "normalise" or "zca"."""
         if kind not in ("normalise", "zca"):
             raise unknown("preprocessing", kind, ["normalise", "zca"])
         by_channel = pixels.transpose(0, 1).flatten(1)

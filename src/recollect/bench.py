@@ -1,0 +1,154 @@
+"""Benchmarks on this machine: ratios, each from one run. `recollect bench` prints them; nothing else depends on them."""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect import report, unroll
+from recollect.nets import Network
+from recollect.runs import environment
+from recollect.unroll import MetaGradient, Params
+
+SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 50  # ConvNet-128 on 32x32 colour
+ROUNDS = 3
+
+
+def bench(what: tuple[str, ...]) -> dict[str, Any]:
+    """Run the named benchmarks, print them, and return their figures."""
+    found: dict[str, Any] = {"environment": environment()}
+    report.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    for name in what:
+        found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
+        report.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
+    return found
+
+
+def full_graph(
+    loss: unroll.Loss,
+    params: Params,
+    images: Tensor,
+    labels: Tensor,
+    batches: Tensor,
+    query,
+    lr: float,
+    momentum: float,
+) -> MetaGradient:
+    """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the rival here."""
+    images = images.detach().requires_grad_()
+    params = {name: p.detach().requires_grad_() for name, p in params.items()}
+    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    for rows in batches:
+        value = loss(params, images[rows], labels[rows])
+        for name, g in zip(params, torch.autograd.grad(value, list(params.values()), create_graph=True), strict=True):
+            speed[name] = momentum * speed[name] + g
+        params = {name: p - lr * speed[name] for name, p in params.items()}
+    value = loss(params, *query)
+    (by_images,) = torch.autograd.grad(value, images)
+    return MetaGradient(value.detach(), by_images, {name: p.detach() for name, p in params.items()})
+
+
+def _setting(steps: int) -> tuple[Network, tuple]:
+    generator = torch.Generator().manual_seed(0)
+    network = Network("convnet", SHAPE, CLASSES)
+    images = torch.randn(4 * BATCH, *SHAPE, generator=generator)
+    labels = torch.arange(4 * BATCH) % CLASSES
+    batches = torch.stack([torch.randperm(len(labels), generator=generator)[:BATCH] for _ in range(steps)])
+    query = (torch.randn(BATCH, *SHAPE, generator=generator), torch.arange(BATCH) % CLASSES)
+    return network, (network.loss, network.fresh(0), images, labels, batches, query)
+
+
+def unroll_speed(steps: int = 20) -> dict[str, float]:
+    """Seconds an outer step of T = 20, batch 50, in turns, each side's median of three; and that they agree."""
+    network, arguments = _setting(steps)
+    options = {"lr": 0.01, "momentum": 0.9}
+    fast = unroll.compiled(network.loss)
+    sides: dict[str, Callable[[], MetaGradient]] = {
+        "full graph": lambda: full_graph(*arguments, **options),
+        "eager": lambda: unroll.metagradient(*arguments, **options),
+        "compiled": lambda: unroll.metagradient(*arguments, **options, passes=fast),
+    }
+    began = time.perf_counter()
+    sides["compiled"]()  # compiles
+    warm_up = time.perf_counter() - began
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    results: dict[str, Tensor] = {}
+    for _ in range(ROUNDS):
+        for name, side in sides.items():
+            began = time.perf_counter()
+            results[name] = side().images
+            seconds[name].append(time.perf_counter() - began)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    gap = (results["compiled"] - results["full graph"]).norm() / results["full graph"].norm()
+    return {
+        **{f"{name}, s an outer step": value for name, value in median.items()},
+        "full graph / eager": median["full graph"] / median["eager"],
+        "full graph / compiled": median["full graph"] / median["compiled"],
+        "compiling, s": warm_up,
+        "relative difference of the gradients": float(gap),
+    }
+
+
+def unroll_memory() -> dict[str, float]:
+    """Peak memory beside the stored weights at T = 10 and T = 100, each in a process of its own."""
+    gib = {}
+    for steps in (10, 100):
+        code = f"from recollect.bench import _peak; print(_peak({steps}))"
+        gib[steps] = float(_child([sys.executable, "-W", "ignore", "-c", code]))
+    return {
+        "T = 10, GiB beside the weights": gib[10],
+        "T = 100, GiB beside the weights": gib[100],
+        "T = 100 / T = 10": gib[100] / gib[10],
+    }
+
+
+def _peak(steps: int) -> float:
+    """Peak resident memory of this process in GiB after one unroll, less the weights of the trajectory."""
+    _, arguments = _setting(steps)
+    unroll.metagradient(*arguments, lr=0.01, momentum=0.9)
+    weights = sum(p.numel() * p.element_size() for p in arguments[1].values()) * steps
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20 - weights / 2**30
+
+
+def demo() -> dict[str, float]:
+    """`recollect demo` end to end, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "demo"
+        began = time.perf_counter()
+        _child([sys.executable, "-m", "recollect.cli", "demo", "--quiet", "--out", str(out)])
+        seconds = time.perf_counter() - began
+        rows = json.loads((out / "evaluation.json").read_text())["rows"]
+    return {"seconds": seconds, **{row["name"] + ", %": row["mean"] for row in rows}}
+
+
+def startup() -> dict[str, float]:
+    """Best of five: import of the package with all its public names, and --help."""
+    code = "import recollect\nfor name in recollect.__all__: getattr(recollect, name)"
+    commands = {
+        "import recollect, s": [sys.executable, "-c", "import recollect"],
+        "import recollect and all its public names, s": [sys.executable, "-W", "ignore", "-c", code],
+        "recollect --help, s": [sys.executable, "-m", "recollect.cli", "--help"],
+        "recollect distill --help, s": [sys.executable, "-m", "recollect.cli", "distill", "--help"],
+    }
+    found = {}
+    for name, command in commands.items():
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            _child(command)
+            times.append(time.perf_counter() - began)
+        found[name] = min(times)
+    return found
+
+
+def _child(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
