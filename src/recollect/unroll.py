@@ -46,12 +46,14 @@ class MetaGradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The two passes over a network that an unroll repeats; `compiled` gives the same two, faster."""
+    """The passes over a network that make up an unroll; `compiled` gives the same ones, faster."""
 
     gradient: Callable[[Params, Tensor, Tensor], Params]
     """g(theta, x)"""
     adjoint: Callable[[Params, Tensor, Tensor, Params], tuple[Params, Tensor]]
     """(H(theta, x) mu, (d/dx) <g(theta, x), mu>)"""
+    judge: Callable[[Params, Tensor, Tensor], tuple[Params, Tensor]]
+    """(dJ/dtheta, J) on the query"""
 
 
 def eager(loss: Loss) -> Passes:
@@ -66,24 +68,63 @@ def eager(loss: Loss) -> Passes:
         gradients = grad(loss, argnums=(0, 1))
         return jvp(lambda theta: gradients(theta, images, labels), (params,), (mu,))[1]
 
-    return Passes(gradient, adjoint)
+    return Passes(gradient, adjoint, grad_and_value(loss))
 
 
 def compiled(loss: Loss) -> Passes:
-    """The passes of a loss through torch.compile; where there is no C++ compiler, it says so once and runs them as is."""
-    plain = eager(loss)
+    """The same passes through torch.compile; without a C++ compiler it says so once, and gives the eager ones.
+
+    The adjoint is taken the other way round, as the gradient of the directional derivative <g, mu>: the same two products,
+    for one convolution in nine less. Channels-last is what the processor's convolutions like best.
+    """
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn("no C++ compiler (g++ or clang++) found: the unroll runs uncompiled, slower", stacklevel=2)
-        return plain
-    return Passes(torch.compile(grad(loss)), torch.compile(plain.adjoint))
+        return eager(loss)
+    from recollect.prune import PruneConvolutions
+
+    def gradient(params: Params, images: Tensor, labels: Tensor) -> Params:
+        return grad(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)
+
+    def adjoint(params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
+        direction = _channels_last(mu)
+
+        def slope(theta: Params, x: Tensor) -> Tensor:
+            return jvp(lambda p: loss(p, x, labels), (theta,), (direction,))[1]
+
+        images = images.contiguous(memory_format=torch.channels_last)
+        return grad(slope, argnums=(0, 1))(_channels_last(params), images)
+
+    def judge(params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
+        return grad_and_value(loss)(
+            _channels_last(params), images.contiguous(memory_format=torch.channels_last), labels
+        )
+
+    options = {"post_grad_custom_pre_pass": PruneConvolutions()}
+    return Passes(*(torch.compile(function, options=options) for function in (gradient, adjoint, judge)))
 
 
-class _Step(NamedTuple):
-    """What the adjoint of one inner step needs to know of it."""
+def _channels_last(params: Params) -> Params:
+    return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in params.items()}
 
-    number: int  # t - 1
-    params: Params  # theta_{t-1}
-    adam: tuple[Params, Params, Params] | None = None  # g_t, m_t, v_t
+
+class _Trajectory:
+    """What the adjoint needs of the last steps, in one block a tensor: weights kept one by one would scatter over the
+    heap, and every activation after them would need new memory."""
+
+    def __init__(self, length: int):
+        self.length = length
+        self.blocks: list[Params] = []
+
+    def keep(self, place: int, *kinds: Params) -> None:
+        """theta_{t-1}, and for Adam g_t, m_t, v_t."""
+        if not self.blocks:
+            self.blocks = [{n: p.new_empty(self.length, *p.shape) for n, p in kind.items()} for kind in kinds]
+        for block, kind in zip(self.blocks, kinds, strict=True):
+            for name, p in kind.items():
+                block[name][place].copy_(p)
+
+    def __getitem__(self, place: int) -> list[Params]:
+        return [{name: tensors[place].clone() for name, tensors in block.items()} for block in self.blocks]
 
 
 def metagradient(
@@ -126,7 +167,8 @@ def metagradient(
         return augment(images[rows], t) if augment else images[rows]
 
     # The inner loop, keeping what the adjoint will need of its last `window` steps
-    steps: list[_Step] = []
+    first = len(batches) - window
+    trajectory = _Trajectory(window)
     mean = {name: torch.zeros_like(p) for name, p in params.items()}
     square = mean
     for t, rows in enumerate(batches):
@@ -134,30 +176,28 @@ def metagradient(
         if optimiser == "sgd":
             mean = {name: beta * m + gradient[name] for name, m in mean.items()}
             params = {name: p - lr * mean[name] for name, p in params.items()}
-            kept = _Step(t, before)
         else:
             mean, square, params = _adam(params, gradient, mean, square, lr, beta, t + 1)
-            kept = _Step(t, before, (gradient, mean, square))
-        if t >= len(batches) - window:
-            steps.append(kept)
+        if t >= first:
+            trajectory.keep(t - first, before, *((gradient, mean, square) if optimiser == "adam" else ()))
 
-    slope, value = grad_and_value(loss)(params, *query)  # lambda_T = dJ / dtheta_T, and J
+    slope, value = run.judge(params, *query)  # lambda_T = dJ / dtheta_T, and J
 
     # Its adjoint, last step first
     by_images = torch.zeros_like(images)
     mu = {name: torch.zeros_like(p) for name, p in params.items()}
     carried = {name: (zero, zero) for name, zero in mu.items()}
-    for step in reversed(steps):
-        rows = batches[step.number]
-        if step.adam is None:
+    for t in reversed(range(first, len(batches))):
+        before, *adam = trajectory[t - first]
+        if optimiser == "sgd":
             keep = beta if bridge == "full" else 0.0
             mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
         else:
-            mu, carried = _adam_adjoint(*step.adam, slope, carried, lr, beta, step.number + 1, bridge)
-        seen, pull = _with_pullback(augment, images[rows], step.number)
-        curvature, by_seen = run.adjoint(step.params, seen, labels[rows], mu)
+            mu, carried = _adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
+        seen, pull = _with_pullback(augment, images[batches[t]], t)
+        curvature, by_seen = run.adjoint(before, seen, labels[batches[t]], mu)
         slope = {name: s + curvature[name] for name, s in slope.items()}
-        by_images.index_add_(0, rows, pull(by_seen))
+        by_images.index_add_(0, batches[t], pull(by_seen))
     return MetaGradient(value, by_images, params)
 
 
@@ -189,9 +229,7 @@ def _adam(params: Params, gradient: Params, mean: Params, square: Params, lr: fl
 
 
 def _adam_adjoint(
-    gradients: Params,
-    means: Params,
-    squares: Params,
+    kept: list[Params],
     slope: Params,
     carried: dict[str, tuple[Tensor, Tensor]],
     lr: float,
@@ -203,6 +241,7 @@ def _adam_adjoint(
 
     Where v_t is 0 the gradient never was anything else, and the root's infinite slope meets a factor of 0: its term is 0.
     """
+    gradients, means, squares = kept
     mu, carry = {}, {}
     unbias, scale = 1 - ADAM_BETA2**t, lr / (1 - beta**t)
     for name, s in slope.items():
