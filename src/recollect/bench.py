@@ -129,7 +129,7 @@ def demo() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "demo"
         began = time.perf_counter()
-        _child([sys.executable, "-m", "recollect.cli", "demo", "--quiet", "--out", str(out)])
+        _child([sys.executable, "-m", "recollect", "demo", "--quiet", "--out", str(out)])
         seconds = time.perf_counter() - began
         rows = json.loads((out / "evaluation.json").read_text())["rows"]
     return {"seconds": seconds, **{row["name"] + ", %": row["mean"] for row in rows}}
@@ -141,8 +141,8 @@ def startup() -> dict[str, float]:
     commands = {
         "import recollect, s": [sys.executable, "-c", "import recollect"],
         "import recollect and all its public names, s": [sys.executable, "-W", "ignore", "-c", code],
-        "recollect --help, s": [sys.executable, "-m", "recollect.cli", "--help"],
-        "recollect distill --help, s": [sys.executable, "-m", "recollect.cli", "distill", "--help"],
+        "recollect --help, s": [sys.executable, "-m", "recollect", "--help"],
+        "recollect distill --help, s": [sys.executable, "-m", "recollect", "distill", "--help"],
     }
     found = {}
     for name, command in commands.items():

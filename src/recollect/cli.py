@@ -236,7 +236,3 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

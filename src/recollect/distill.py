@@ -251,7 +251,7 @@ class Distiller:
             state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
             return {"step": state.step, "loss": None, "norm": None, "skipped": state.skipped}
         state.skipped_in_a_row = 0
-        limit = self._limit(state, norm)
+        limit = self._limit(state)
         scale = min(1.0, limit / norm) if norm > 0 else 1.0
         state.norm = norm * scale if state.norm == 0 else 0.9 * state.norm + 0.1 * norm * scale
         rate = self._rate(state.step)
@@ -267,7 +267,7 @@ class Distiller:
             mean.lerp_(now.detach(), 1 - decay)
         return {"step": state.step, "loss": value, "norm": norm, "lr": rate, "skipped": state.skipped}
 
-    def _limit(self, state: State, norm: float) -> float:
+    def _limit(self, state: State) -> float:
         limit = self.config.clip_norm or math.inf
         if self.config.clip_running and state.norm > 0:
             limit = min(limit, self.config.clip_running * state.norm)

@@ -5,6 +5,8 @@ Both come up in every adjoint: the images have no tangent, so the first layer's 
 second derivative does not need all of the first.
 """
 
+from typing import cast
+
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.fx import Graph, Node
@@ -33,7 +35,7 @@ class PruneConvolutions(CustomGraphPass):
 def _is_zeros(node: Node, zeros: set[Node]) -> bool:
     if node.target in (aten.expand.default, aten.clone.default):
         return node.args[0] in zeros
-    return node.target is aten.full.default and node.args[1] == 0
+    return node.target is aten.full.default and node.args[1] in (0, 0.0)
 
 
 def _prune_backward(graph: Graph, node: Node, zeros: set[Node]) -> None:
@@ -41,9 +43,10 @@ def _prune_backward(graph: Graph, node: Node, zeros: set[Node]) -> None:
     parts = {user.args[1]: user for user in node.users}
     if node.args[1] in zeros and 1 in parts:
         zeros.add(_become_zeros(graph, parts.pop(1)))
-    mask = [wanted and number in parts for number, wanted in enumerate(node.args[-1])]
+    *rest, mask = node.args
+    mask = [wanted and number in parts for number, wanted in enumerate(cast(list[bool], mask))]
     if any(mask):
-        node.args = (*node.args[:-1], mask)
+        node.args = (*rest, mask)
     else:
         graph.erase_node(node)
 

@@ -64,7 +64,7 @@ def select(
         results.append(found.to_json())
         write_json(folder / FILE, settings | {"results": results})
     kept = [f.name for f in fields(Evaluation)]
-    evaluations = [Evaluation(**{name: result[name] for name in kept}) for result in results]
+    evaluations = [Evaluation(**{n: result[n] for n in kept} | {"values": tuple(result["values"])}) for result in results]
     return Selection(field, values, evaluations)
 
 

@@ -16,7 +16,8 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,8 +100,9 @@ def compiled(loss: Loss) -> Passes:
             _channels_last(params), images.contiguous(memory_format=torch.channels_last), labels
         )
 
-    options = {"post_grad_custom_pre_pass": PruneConvolutions()}
-    return Passes(*(torch.compile(function, options=options) for function in (gradient, adjoint, judge)))
+    options: dict[str, Any] = {"post_grad_custom_pre_pass": PruneConvolutions()}
+    faster = partial(torch.compile, options=options)
+    return Passes(faster(gradient), faster(adjoint), faster(judge))
 
 
 def _channels_last(params: Params) -> Params:

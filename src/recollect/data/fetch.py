@@ -128,20 +128,25 @@ def _checked(name: str, folder: Path) -> Path:
 
 
 def _retrieve(url: str, md5: str, place: Path, progress: bool) -> None:
-    """Bring the file with this md5 sum to its place, unless it is there."""
-    if _md5(place) == md5:
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
+    """Bring the file with this md5 sum to its place, unless it is there: pooch decides, `download` brings the bytes."""
+    import pooch
+
     part = place.with_name(place.name + ".part")
-    if _md5(part) != md5:
-        _resume(url, part, progress)
-    found = _md5(part)
-    if found != md5:
-        part.unlink()
-        raise RecollectError(
-            f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
-        )
-    os.replace(part, place)
+
+    def download(url: str, output: str, _: object) -> None:
+        if _md5(part) != md5:
+            _resume(url, part, progress)
+        found = _md5(part)
+        if found != md5:
+            part.unlink()
+            raise RecollectError(
+                f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
+            )
+        os.replace(part, output)
+
+    pooch.get_logger().setLevel("ERROR")  # it would announce what the progress already shows
+    place.parent.mkdir(parents=True, exist_ok=True)
+    pooch.retrieve(url, f"md5:{md5}", place.name, place.parent, downloader=download)  # pyright: ignore[reportArgumentType]
 
 
 def _resume(url: str, part: Path, progress: bool) -> None:

@@ -1,0 +1,339 @@
+"""Algorithm 1: gradients, determinism, resume by killing the process, what is never looked at, and what goes wrong."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import recollect
+from recollect import DistillConfig, Images, Memory, RecollectError, Split, distill
+from recollect.config import PAPER
+from recollect.data.preprocess import Preprocess
+from recollect.distill import MOST_SKIPS, Distiller, first_state, resolve, to_memory
+from recollect.memory import recall
+from recollect.nets import Network
+from recollect.runs import Run
+
+module = sys.modules["recollect.distill"]
+
+CONFIG = DistillConfig(
+    network="mlp:width=8",
+    bases=4,
+    downsample=1,
+    inner_steps=4,
+    window=None,
+    outer_steps=6,
+    real_per_class=5,
+    images_per_class=2,
+)
+
+
+def toy(count: int = 12, seed: int = 0) -> Images:
+    """Three classes of 4x4 grey images, each with a bright row of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def split(each: int) -> Split:
+        labels = torch.arange(3).repeat(each)
+        images = torch.randint(0, 120, (3 * each, 1, 4, 4), generator=generator)
+        images[torch.arange(3 * each), 0, labels] += 130
+        return Split(images.to(torch.uint8), labels)
+
+    return Images("toy", split(count), split(3), split(3), ("top", "middle", "bottom"))
+
+
+def file_bytes(memory: Memory, path) -> bytes:
+    memory.save(path)
+    return path.read_bytes()
+
+
+def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
+    """dJ/dA and dJ/dB of one outer step against one float64 graph from the memory to the real images' loss."""
+    images = toy()
+    config = resolve(replace(CONFIG, inner_per_class=2, networks_per_step=2, classes_per_step=2), images)
+    network = Network(config.network, images.shape, images.classes)
+    preprocess = Preprocess.fit(images.train.images)
+    state = first_state(config, images)
+    state.bases, state.addressing = (t.detach().double().requires_grad_() for t in (state.bases, state.addressing))
+    monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
+    monkeypatch.setattr(
+        Network,
+        "fresh",
+        lambda self, seed, device: {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
+    )
+    seen = []
+    real = module.unroll.metagradient
+    monkeypatch.setattr(module.unroll, "metagradient", lambda *a, **k: (seen.append((a, k)), real(*a, **k))[1])
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    value, found = Distiller(images, config, preprocess, network).gradient(state)
+
+    total = 0
+    for (loss, params, _, labels, batches, query), options in seen:
+        chosen = labels.view(2, -1)[:, 0]
+        assert set(query[1].tolist()) == set(chosen.tolist())
+        images_ = recall(state.bases, state.addressing, nn.functional.one_hot(chosen, 3).double(), (4, 4))
+        theta, speed = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
+        for rows in batches:
+            gradient = torch.autograd.grad(
+                loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True
+            )
+            for name, g in zip(list(theta), gradient, strict=True):
+                speed[name] = options["momentum"] * speed[name] + g
+                theta[name] = theta[name] - options["lr"] * speed[name]
+        total = total + loss(theta, *query) / 2
+    assert len(seen) == 2
+    expected = torch.autograd.grad(total, [state.bases, state.addressing])
+    assert abs(value - total.item()) < 1e-12
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-10
+
+
+def test_inner_batches_are_balanced_and_without_repeats():
+    images = toy()
+    config = resolve(replace(CONFIG, inner_per_class=2, bases=2), images)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
+    batches = distiller._batches(3, 5, torch.Generator().manual_seed(0))
+    assert batches.shape == (4, 6)
+    for rows in batches:
+        assert len(set(rows.tolist())) == 6
+        assert torch.bincount(rows // 5, minlength=3).tolist() == [2, 2, 2]
+
+
+def test_random_window_ends_anywhere_from_full():
+    images = toy()
+    config = resolve(replace(CONFIG, inner_steps=6, window=2, window_place="random"), images)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
+    lengths = {len(distiller._batches(3, 5, torch.Generator().manual_seed(seed))) for seed in range(200)}
+    assert lengths == {2, 3, 4, 5, 6}
+
+
+def test_learns(tmp_path):
+    """The loss falls, and networks trained on the memory beat chance by far."""
+    losses = []
+    config = replace(CONFIG, outer_steps=60, inner_steps=15, inner_lr=0.1, outer_lr=0.05)
+    memory = distill(toy(), config, progress=lambda line: losses.append(line["loss"]))
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert recollect.evaluate(memory, toy(), networks=3).mean > 80
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"addressing": "one-hot", "bases": None},
+        {"precision": "bfloat16"},
+        {"augment": "flip+rotate+crop", "window": 2, "window_place": "random"},
+        {"augment": "flip+rotate", "augment_scope": "outer", "outer_optimiser": "sgd", "ema": 0.0},
+        {"classes_per_step": 2, "networks_per_step": 2, "clip_norm": 0.01, "inner_optimiser": "adam", "inner_lr": 1e-3},
+        {"preprocess": "zca", "init": "kaiming", "outer_schedule": "constant"},
+    ],
+    ids=lambda changes: "-".join(changes) or "default",
+)
+def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
+    config = replace(CONFIG, **changes)
+    whole = distill(toy(), config, run=tmp_path / "whole")
+    assert (
+        file_bytes(distill(toy(), config), tmp_path / "a") == (tmp_path / "whole" / "memory.safetensors").read_bytes()
+    )
+    other = distill(toy(), replace(config, seed=1))
+    assert not torch.equal(other.bases, whole.bases)
+
+    def stop_after_three(line):
+        if line["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(module.Stopped, match="step 3"):
+        distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
+    assert Run(tmp_path / "parts").load_checkpoint()["state"]["step"] == 3
+    assert (tmp_path / "parts" / "memory.safetensors").exists()
+    distill(toy(), config, run=tmp_path / "parts", resume=True)
+    memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
+    assert memories[0] == memories[1]
+    assert [line["step"] for line in Run(tmp_path / "parts").metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_killed_at_random_moments_and_resumed(tmp_path):
+    """SIGKILL, again and again, at moments of chance: the end is the bytes of an uninterrupted run."""
+    base = [sys.executable, "-W", "ignore", "-m", "recollect"]
+    settings = [
+        "--network",
+        "mlp:width=8",
+        "--bases",
+        "6",
+        "--downsample",
+        "1",
+        "--inner-steps",
+        "12",
+        "--window",
+        "None",
+    ]
+    settings += [
+        "--outer-steps",
+        "60",
+        "--real-per-class",
+        "20",
+        "--checkpoint-seconds",
+        "0.05",
+        "--device",
+        "cpu",
+        "--quiet",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = lambda *words: subprocess.run([*base, *words], check=True, env=environment, capture_output=True)  # noqa: E731
+    run("distill", "digits", *settings, "--out", str(tmp_path / "whole"))
+    moments, kills = random.Random(0), 0
+    command = [*base, "distill", "digits", *settings, "--out", str(tmp_path / "killed")]
+    while True:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        seen = (tmp_path / "killed" / "metrics.jsonl").stat().st_size if kills else 0
+        metrics = tmp_path / "killed" / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > seen):
+            time.sleep(0.005)  # it has begun its work
+        time.sleep(moments.uniform(0, 0.4))
+        if kills == 3 or process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        kills += 1
+        command = [*base, "resume", str(tmp_path / "killed"), "--quiet"]
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert kills >= 2
+    memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("killed", "whole")]
+    assert memories[0] == memories[1]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 61))
+    assert not list((tmp_path / "killed").glob(".*tmp"))
+
+
+@pytest.mark.parametrize("preprocess", ["normalise", "zca"])
+def test_validation_and_test_are_never_touched(preprocess, tmp_path):
+    """Poisoned with NaN and impossible labels, they leave the bytes of the memory as they are."""
+    config = replace(CONFIG, preprocess=preprocess)
+    clean = toy()
+    poison = Split(torch.full((9, 1, 4, 4), float("nan")), torch.full((9,), 99))
+    poisoned = replace(clean, validation=poison, test=poison)
+    ours = file_bytes(distill(poisoned, config), tmp_path / "poisoned")
+    assert ours == file_bytes(distill(clean, config), tmp_path / "clean")
+    with_validation = distill(clean, replace(config, use_validation=True))
+    assert not torch.equal(with_validation.bases, distill(clean, config).bases)
+
+
+def test_a_network_of_the_users_own(tmp_path):
+    def mine(shape, classes):
+        return nn.Sequential(
+            nn.Conv2d(shape[0], 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, classes)
+        )
+
+    memory = distill(toy(), CONFIG, network=mine, run=tmp_path / "run")
+    assert memory.header.made["config"]["network"].startswith("custom ")
+    again = distill(toy(), CONFIG, network=mine, run=tmp_path / "run", resume=True)
+    assert torch.equal(again.bases, memory.bases)
+    assert recollect.evaluate(memory, toy(), network=mine, networks=2).network.startswith("custom ")
+
+
+def test_fits_its_budget():
+    memory = distill(toy(), replace(CONFIG, outer_steps=1))
+    assert memory.floats <= 2 * 3 * 16
+    assert memory.header.budget["used"] == memory.floats
+
+
+@pytest.mark.parametrize("when", [1, 4])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(when, monkeypatch):
+    clean, bad, lines = Distiller.gradient, [], []
+
+    def gradient(self, state):
+        value, found = clean(self, state)
+        if state.step == when:
+            bad.append((state.bases.detach().clone(), state.average[0].clone(), state.norm))
+            found[0][0, 0, 0, 0] = float("nan")
+        elif bad and len(bad) == 1:
+            bad.append((state.bases.detach().clone(), state.average[0].clone(), state.norm))
+        return value, found
+
+    monkeypatch.setattr(Distiller, "gradient", gradient)
+    memory = distill(toy(), CONFIG, progress=lines.append)
+    assert [line["loss"] is None for line in lines] == [step == when for step in range(6)]
+    assert memory.header.made["skipped"] == 1
+    assert memory.bases.isfinite().all()
+    for before, after in zip(*bad, strict=True):
+        assert torch.equal(torch.as_tensor(before), torch.as_tensor(after))
+
+
+def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path):
+    config = replace(CONFIG, outer_steps=100, inner_lr=1e30)
+    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(1e\+30\)"):
+        distill(toy(), config, run=tmp_path / "run")
+    assert Memory.load(tmp_path / "run" / "memory.safetensors").header.made["steps"] == MOST_SKIPS
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"bases": 40}, "40 bases do not fit"),
+        ({"images_per_class": 0}, "images_per_class is 0"),
+        ({"inner_per_class": 30}, "each class recalls only"),
+        ({"window": 9}, "window is 9 in an unroll of 4"),
+        ({"classes_per_step": 4}, "classes_per_step is 4"),
+        ({"network": "convmet"}, "did you mean 'convnet'"),
+        ({"augment": "flipp"}, "did you mean 'flip'"),
+        ({"device": "tpu9"}, "unknown device 'tpu9'"),
+        ({"ema": 1.0}, "ema is 1.0"),
+        ({"addressing": "one-hot", "bases": 5}, "one-hot addressing has 6"),
+    ],
+)
+def test_bad_settings_leave_nothing_behind(changes, words, tmp_path):
+    with pytest.raises(RecollectError, match=words):
+        distill(toy(), replace(CONFIG, **changes), run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_resume_wants_the_same_config_and_data(tmp_path):
+    distill(toy(), CONFIG, run=tmp_path / "run")
+    with pytest.raises(RecollectError, match="already holds a run"):
+        distill(toy(), CONFIG, run=tmp_path / "run")
+    with pytest.raises(RecollectError, match=r"was begun with outer_lr 0\.01, not 0\.5"):
+        distill(toy(), replace(CONFIG, outer_lr=0.5), run=tmp_path / "run", resume=True)
+    with pytest.raises(RecollectError, match="other training images"):
+        distill(toy(seed=5), CONFIG, run=tmp_path / "run", resume=True)
+
+
+def test_clip_and_schedule():
+    images = toy()
+    config = resolve(replace(CONFIG, clip_running=2.0, clip_norm=0.5, outer_lr=0.1, outer_steps=10), images)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
+    state = first_state(config, images)
+    assert distiller._limit(state) == 0.5
+    state.norm = 0.1
+    assert distiller._limit(state) == pytest.approx(0.2)
+    assert distiller._rate(1) == pytest.approx(0.1)
+    assert distiller._rate(6) == pytest.approx(0.05)
+
+
+def test_average_is_what_is_saved():
+    images = toy()
+    config = resolve(replace(CONFIG, ema=0.9), images)
+    preprocess = Preprocess.fit(images.train.images)
+    distiller = Distiller(images, config, preprocess, Network(config.network, images.shape, 3))
+    state = first_state(config, images)
+    expected = state.bases.detach().clone()
+    for step in range(1, 4):
+        distiller.step(state)
+        decay = min(0.9, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * state.bases.detach()
+    assert torch.allclose(to_memory(state, images, config, preprocess).bases, expected, atol=1e-6)
+    assert not torch.allclose(expected, state.bases.detach(), atol=1e-6)
+
+
+def test_paper_preset_is_the_papers():
+    assert (PAPER.outer_optimiser, PAPER.outer_lr, PAPER.outer_momentum) == ("sgd", 0.1, 0.5)
+    assert (PAPER.inner_steps, PAPER.inner_lr, PAPER.inner_momentum, PAPER.window) == (150, 0.01, 0.9, None)
+    assert (PAPER.outer_steps, PAPER.init, PAPER.ema, PAPER.clip_running) == (50_000, "kaiming", 0.0, 0.0)
