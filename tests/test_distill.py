@@ -300,7 +300,7 @@ def test_resume_wants_the_same_config_and_data(tmp_path):
     distill(toy(), CONFIG, run=tmp_path / "run")
     with pytest.raises(RecollectError, match="already holds a run"):
         distill(toy(), CONFIG, run=tmp_path / "run")
-    with pytest.raises(RecollectError, match=r"was begun with outer_lr 0\.01, not 0\.5"):
+    with pytest.raises(RecollectError, match=r"was begun with outer_lr 0\.03, not 0\.5"):
         distill(toy(), replace(CONFIG, outer_lr=0.5), run=tmp_path / "run", resume=True)
     with pytest.raises(RecollectError, match="other training images"):
         distill(toy(seed=5), CONFIG, run=tmp_path / "run", resume=True)

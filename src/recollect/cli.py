@@ -1,8 +1,10 @@
 """The command line: one dataclass per command, its docstrings the help. The work is done elsewhere, and torch is imported
 only when a command needs it."""
 
+import os
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -213,7 +215,7 @@ def parse(arguments: list[str]) -> object:
 
 def _preset(arguments: list[str]) -> str:
     """The preset decides the other defaults, so it is looked up before the rest is parsed."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in pairwise([*arguments, ""]):
         if word == "--preset":
             return following
         if word.startswith("--preset="):
@@ -223,16 +225,23 @@ def _preset(arguments: list[str]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit code 0; 2 for a mistake in what was given; 130 or 143 for a run that was told to stop."""
-    command = parse(sys.argv[1:] if arguments is None else arguments)
-    from recollect import commands
-
     try:
-        return commands.run(command)
+        try:
+            command = parse(sys.argv[1:] if arguments is None else arguments)
+            from recollect import commands
+
+            return commands.run(command)
+        finally:
+            sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
     except RecollectError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
+    except BrokenPipeError:  # nobody reads on, as in `recollect info MEMORY | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

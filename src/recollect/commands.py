@@ -1,13 +1,15 @@
 """What each command does: it loads, calls the library, and reports. The commands themselves are dataclasses in cli.py."""
 
+import ast
 import dataclasses
 import sys
+from collections.abc import Sequence
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from recollect import cli, report
-from recollect.config import DistillConfig, from_json
+from recollect.config import DistillConfig, from_json, to_json
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.header import read_header
@@ -65,9 +67,12 @@ def _tensorboard(folder: Path, wanted: bool):
 
     @contextmanager
     def writing():
-        writer = SummaryWriter(str(folder / "tensorboard"))
+        writer = None
 
         def write(line: dict[str, Any]) -> None:
+            nonlocal writer
+            if writer is None:  # by now the run has its folder; steps that a kill undid are not shown twice
+                writer = SummaryWriter(str(folder / "tensorboard"), purge_step=line["step"])
             for name in ("loss", "norm", "lr", "seconds"):
                 if line.get(name) is not None:
                     writer.add_scalar(name, line[name], line["step"])
@@ -75,7 +80,8 @@ def _tensorboard(folder: Path, wanted: bool):
         try:
             yield write
         finally:
-            writer.close()
+            if writer:
+                writer.close()
 
     return writing()
 
@@ -87,11 +93,11 @@ def _resume(command: cli.Resume) -> int:
     from recollect.select import FILE
 
     is_selection = (command.run / FILE).exists()
-    settings = read_json(command.run / FILE) if is_selection else Run.open(command.run).config
-    data = settings.get("data") or {}
+    settings = _selection(command.run / FILE) if is_selection else Run.open(command.run).config
+    data = settings["data"]
     if "name" not in data:
         raise RecollectError(f"{command.run} was made in Python, with images of its own: resume it there (resume=True)")
-    config = from_json(DistillConfig, settings.get("distill", {}), command.run)
+    config = from_json(DistillConfig, settings["distill"], command.run)
     if config.network.startswith("custom "):
         raise RecollectError(
             f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
@@ -100,28 +106,44 @@ def _resume(command: cli.Resume) -> int:
     if is_selection:
         chosen = {name: settings[name] for name in ("field", "values", "networks")}
         return _select_values(images, config, command.run, data, command.quiet, resume=True, **chosen)
-    return _run(images, config, command.run, data, command.quiet, resume=True)
+    tensorboard = (command.run / "tensorboard").is_dir()
+    return _run(images, config, command.run, data, command.quiet, resume=True, tensorboard=tensorboard)
+
+
+def _selection(path: Path) -> dict[str, Any]:
+    settings = read_json(path)
+    kinds = dict(data=dict, distill=dict, field=str, values=list, networks=int, results=list)
+    for name, kind in kinds.items():
+        if not isinstance(settings.get(name), kind):
+            raise RecollectError(f"{path} has no '{name}': restore it, or start another selection")
+    return settings
 
 
 @run.register
 def _evaluate(command: cli.Evaluate) -> int:
-    from recollect.data import load
     from recollect.evaluate import across, full_data, memory_recipe, random_real
     from recollect.memory import Memory
+    from recollect.nets import constructor
 
+    if command.seed < 0:
+        raise RecollectError(f"seed is {command.seed}: give 0 or more")
     path = memory_path(command.memory)
     memory = Memory.load(path)
-    images = load(command.data or memory.header.dataset, root=command.root, size=command.size)
+    images = _images_of(memory.header.dataset, path, command)
     recipe = memory_recipe(memory)
     if command.epochs is not None:
         recipe = dataclasses.replace(recipe, epochs=command.epochs)
     options: dict[str, Any] = dict(networks=command.networks, on=command.on, seed=command.seed, device=command.device)
     names = list(command.architectures) or [recipe.network]
+    for name in names:  # all of them before the first hour is spent
+        constructor(name)
     found = across(memory, images, names, recipe=recipe, **options)
     rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
     preprocess = memory.preprocess()
     if command.baselines:
-        per_class = int(memory.header.budget.get("images_per_class", 1))
+        per_class = memory.header.budget.get("images_per_class", 1)
+        if type(per_class) is not int or per_class < 1:
+            raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
         size = f"{per_class * images.classes * images.train.images[0].numel():,} numbers"
         for name in names:
             same = dataclasses.replace(recipe, network=name)
@@ -137,6 +159,22 @@ def _evaluate(command: cli.Evaluate) -> int:
     return 0
 
 
+def _images_of(name: str, memory: Path, command: cli.Evaluate):
+    """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
+    from recollect.data import load
+    from recollect.runs import Run
+
+    if command.data:
+        return load(command.data, root=command.root, size=command.size)
+    known = Run(memory.parent).config["data"] if Run(memory.parent).config_path.exists() else {}
+    try:
+        return load(
+            known.get("name", name), root=command.root or known.get("root"), size=command.size or known.get("size")
+        )
+    except RecollectError as error:
+        raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None
+
+
 @run.register
 def _select(command: cli.Select) -> int:
     from recollect.data import load
@@ -144,7 +182,8 @@ def _select(command: cli.Select) -> int:
     data = _spec(command.images)
     images = load(data["name"], root=data["root"], size=data["size"])
     folder = command.out or Path("runs") / f"select-{images.name}-{command.field}"
-    values = [_parsed(command.field, text) for text in command.values]
+    values = [_parsed(command.config, command.field, text) for text in command.values]
+    _at_least_one(command.networks)
     chosen = {"field": command.field, "values": values, "networks": command.networks}
     return _select_values(images, command.config, folder, data, command.quiet, **chosen)
 
@@ -168,17 +207,21 @@ def _select_values(images, config, folder: Path, data, quiet: bool, field, value
     return 0
 
 
-def _parsed(field: str, text: str) -> Any:
-    """A setting's value from the command line, by the setting's type."""
-    import tyro
-
-    kinds = {f.name: f.type for f in dataclasses.fields(DistillConfig)}
-    if field not in kinds:
+def _parsed(config: DistillConfig, field: str, text: str) -> Any:
+    """A setting's value from the command line: a number, True, False or None where the setting takes one, else a word."""
+    settings = to_json(config)
+    if field not in settings:
         return text  # select() names the nearest setting
     try:
-        return tyro.cli(kinds[field], args=[text], console_outputs=False)  # pyright: ignore
-    except SystemExit:
-        raise RecollectError(f"{field} cannot be '{text}'") from None
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    return getattr(from_json(DistillConfig, settings | {field: value}, "--values"), field)
+
+
+def _at_least_one(networks: int) -> None:
+    if networks < 1:
+        raise RecollectError(f"number of networks is {networks}: give 1 or more (--networks)")
 
 
 @run.register
@@ -187,8 +230,8 @@ def _recall(command: cli.Recall) -> int:
     from recollect.memory import Memory
 
     memory = Memory.load(memory_path(command.memory))
-    for path in export(memory, list(command.classes) or None, command.out, command.format):
-        report.say(str(path))
+    export(memory, list(command.classes) or None, command.out, command.format)
+    report.say(str(command.out))
     return 0
 
 
@@ -197,28 +240,38 @@ def _info(command: cli.Info) -> int:
     path = memory_path(command.memory)
     header, tensors = read_header(path)
     bases, addressing = tensors["bases"], tensors["addressing"]
-    made, budget = header.made, header.budget
+    made, budget = dict(header.made), header.budget
+    config = made.pop("config", {})
     rows = [
         ("dataset", header.dataset),
-        (
-            "classes",
-            f"{len(header.class_names)}: {', '.join(header.class_names[:20])}{' ...' * (len(header.class_names) > 20)}",
-        ),
+        ("classes", _class_names(header.class_names)),
         ("image", "x".join(map(str, header.image_shape))),
         ("bases", f"{list(bases.shape)} {bases.dtype}"),
         ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
         ("recalls", f"{addressing.shape[0]} images a class"),
         ("budget", f"{budget.get('name', '?')}: {budget.get('used', '?')} of {budget.get('numbers', '?')} numbers"),
         ("file", f"{path.stat().st_size:,} bytes, format {header.format}"),
-        ("preprocessing", "; ".join(f"{name} {value}" for name, value in header.preprocessing.items())),
-        ("train with", ", ".join(f"{name} {value}" for name, value in header.recipe.items())),
-        ("made by", ", ".join(f"{name} {value}" for name, value in made.items() if name != "config")),
-        ("config", ", ".join(f"{name} {value}" for name, value in made.get("config", {}).items())),
+        ("preprocessing", _listed(header.preprocessing)),
+        ("train with", _listed(header.recipe)),
+        ("made by", _listed(made)),
+        ("config", _listed(config)),
+        *(("accuracy", _listed(entry)) for entry in header.accuracy),
     ]
-    for entry in header.accuracy:
-        rows.append(("accuracy", ", ".join(f"{name} {value}" for name, value in entry.items())))
     report.pairs(str(path), rows)
     return 0
+
+
+def _class_names(names: Sequence[str]) -> str:
+    return f"{len(names)}: {', '.join(names[:20])}{' ...' * (len(names) > 20)}"
+
+
+def _listed(value: Any) -> str:
+    """A header's value in words; four digits of a number are enough here."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_listed(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_listed, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @run.register
@@ -243,10 +296,9 @@ def _show(command: cli.DataShow) -> int:
 
     data = _spec(command.images)
     images = load(data["name"], root=data["root"], size=data["size"])
-    names = images.class_names
     rows = [
         ("image", "x".join(map(str, images.shape))),
-        ("classes", f"{len(names)}: {', '.join(names[:20])}{' ...' * (len(names) > 20)}"),
+        ("classes", _class_names(images.class_names)),
         ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
     ]
     report.pairs(images.name, rows)
@@ -255,12 +307,18 @@ def _show(command: cli.DataShow) -> int:
 
 @run.register
 def _demo(command: cli.Demo) -> int:
+    _at_least_one(command.networks)
     from recollect.demo import demo
+    from recollect.distill import Stopped
     from recollect.runs import Run
 
     folder = command.out or _free(Path("runs") / "demo")
     Run(folder).refuse_if_used()
-    demo(folder, command.networks, command.quiet)
+    try:
+        demo(folder, command.networks, command.quiet)
+    except Stopped as stopped:
+        print("stopped: start the demo again", file=sys.stderr)
+        return 128 + stopped.signal
     return 0
 
 

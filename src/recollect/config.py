@@ -46,7 +46,7 @@ class DistillConfig:
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
-    init: Literal["kaiming", "xavier", "unit"] = "unit"
+    init: Literal["kaiming", "xavier", "unit"] = "kaiming"
     """of bases and addressing: Kaiming uniform (the paper), Xavier uniform (its code), or so that recalls have variance 1"""
     preprocess: Literal["auto", "normalise", "zca"] = "auto"
     """per-channel normalisation, with or without ZCA whitening. Auto: ZCA for svhn, cifar10 and cifar100"""
@@ -83,7 +83,7 @@ class DistillConfig:
     """how often the memory is updated"""
     outer_optimiser: Literal["adam", "sgd"] = "adam"
     """of the memory"""
-    outer_lr: float = 0.01
+    outer_lr: float = 0.03
     """its learning rate (alpha_1)"""
     outer_momentum: float = 0.9
     """momentum of SGD, first decay rate of Adam (beta_1)"""
@@ -111,7 +111,6 @@ class DistillConfig:
 
 
 PAPER = DistillConfig(
-    init="kaiming",
     inner_steps=150,
     inner_per_class=32,
     window=None,

@@ -4,6 +4,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from recollect import plots, report
 from recollect.config import DistillConfig
 from recollect.data import load
@@ -16,8 +18,9 @@ from recollect.runs import Run
 CONFIG = DistillConfig(
     bases=6,
     downsample=1,
+    init="unit",
     network="mlp:width=128",
-    inner_steps=40,
+    inner_steps=30,
     inner_lr=0.05,
     window=None,
     window_place="late",
@@ -34,6 +37,7 @@ FULL_EPOCHS, FULL_BATCH = 20, 64  # all the data needs fewer passes over more im
 def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]:
     """Distil, retrain, compare; prints the table and leaves a run folder with the memory and a figure."""
     began = time.perf_counter()
+    torch.set_num_threads(1)  # for a network this small a second thread would only get in the way
     images = load("digits")
     memory = _distilled("memory", CONFIG, out, quiet)
     per_class = _distilled("per-class images", PER_CLASS, out / "per-class", quiet)

@@ -6,7 +6,7 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 
 import math
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -53,6 +53,11 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
+
+    @staticmethod
+    def from_json(written: dict[str, Any]) -> "Evaluation":
+        kept = {field.name: written[field.name] for field in fields(Evaluation)}
+        return Evaluation(**(kept | {"values": tuple(written["values"])}))
 
     def entry(self) -> dict[str, Any]:
         """As it stands in a memory's header: no times, so that the same run gives the same file."""

@@ -1,5 +1,6 @@
 """Writing files so that nothing is ever half written: a new name first, then one rename."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -21,7 +22,8 @@ def write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise unwritable(path, error) from error
 
 

@@ -6,6 +6,8 @@ A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addres
 """
 
 import json
+import math
+import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from recollect.errors import RecollectError
 
 FORMAT = 1
-MAX_SIDE = 65536  # of an image: a header that asks for more is damaged
+MAX_SIDE, MAX_NUMBERS = 65536, 2**26  # of an image: a header that asks for more is damaged
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,10 @@ class Header:
         return channels, -(-height // self.downsample), -(-width // self.downsample)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        try:
+            return json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:  # NaN, or a hostile depth
+            raise RecollectError(f"the memory's header cannot be written as JSON: {error}") from None
 
 
 def parse(text: str, where: object) -> Header:
@@ -67,7 +72,7 @@ def parse(text: str, where: object) -> Header:
         raise RecollectError(
             f"{where} has memory format {version}, and this recollect reads up to {FORMAT}: update it (pip install -U recollect)"
         )
-    if version != FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise _damaged(where, f"its format is {version!r}, not {FORMAT}")
     known = {f.name for f in fields(Header)}
     try:
@@ -75,6 +80,10 @@ def parse(text: str, where: object) -> Header:
     except TypeError as error:
         raise _damaged(where, f"its header lacks a field ({error})") from None
     _check(header, where)
+    try:
+        header.to_json()
+    except RecollectError as error:  # what is read here can be written again
+        raise _damaged(where, str(error)) from None
     return header
 
 
@@ -83,7 +92,7 @@ def _check(header: Header, where: object) -> None:
     wrong = {
         "dataset": not isinstance(header.dataset, str),
         "class_names": not _list_of(names, str) or not names or len(set(names)) != len(names),
-        "image_shape": not _list_of(shape, int) or len(shape) != 3 or not all(0 < side <= MAX_SIDE for side in shape),
+        "image_shape": not _list_of(shape, int) or len(shape) != 3 or not _fits(shape),
         "downsample": type(header.downsample) is not int or not 0 < header.downsample <= MAX_SIDE,
         "addressing": header.addressing not in ("learned", "one-hot"),
         "accuracy": not _list_of(header.accuracy, dict),
@@ -95,6 +104,10 @@ def _check(header: Header, where: object) -> None:
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
+
+
+def _fits(shape: list[int]) -> bool:
+    return all(0 < side <= MAX_SIDE for side in shape) and math.prod(shape) <= MAX_NUMBERS
 
 
 def _list_of(value: object, kind: type) -> bool:
@@ -117,7 +130,7 @@ class TensorInfo:
 def read_header(path: "Path | str") -> tuple[Header, dict[str, TensorInfo]]:
     """Header and tensor shapes of a memory file, checked against each other. Loads neither tensors nor torch."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # false, where Path.is_file raises, for a name that is too long
         raise RecollectError(
             f"memory file {path} does not exist: give the path of a .safetensors file that recollect wrote"
         )

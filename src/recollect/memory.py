@@ -5,6 +5,7 @@ Recall is linear in the bases and in the addressing: x'_i = y^T A_i B, then bili
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,14 +15,14 @@ from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
-from recollect.header import Header, TensorInfo, check_tensors, read_header
+from recollect.header import Header, TensorInfo, check_tensors, parse, read_header
 
 if TYPE_CHECKING:
     from recollect.data.preprocess import Preprocess
 
 Precision = Literal["float32", "float16", "bfloat16"]
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Query = Sequence[int] | Sequence[str] | Tensor | None
+Query = int | str | Sequence[int] | Sequence[str] | Tensor | None
 """labels, class names, or vectors [Q, d_y] (floats); None is every class"""
 
 
@@ -139,12 +140,12 @@ class Memory:
         """[K, c, h, w]"""
         self.addressing = addressing
         """[r, d_y, K]"""
-        self.header = header
+        self.header = parse(header.to_json(), "the memory")  # as a reader of its file will find it
         self.folder = Path()
         """where it was loaded from; its sidecar file lies there"""
         tensors = {"bases": bases, "addressing": addressing}
         infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
-        check_tensors(header, infos, "the memory")
+        check_tensors(self.header, infos, "the memory")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ class Memory:
         """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
         classes = len(self.class_names)
         if isinstance(query, Tensor) and query.is_floating_point():
-            if query.ndim != 2 or query.shape[1] != classes:
+            if query.ndim != 2 or query.shape[1] != classes or len(query) == 0:
                 raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {classes}], one row a query")
             return query.float()
         return torch.nn.functional.one_hot(self.labels(query), classes).float()
@@ -178,9 +179,9 @@ class Memory:
         """The class numbers [Q] that a query of labels or names stands for."""
         if query is None:
             return torch.arange(len(self.class_names))
-        if isinstance(query, str):
-            query = [query]
-        chosen = query.tolist() if isinstance(query, Tensor) else list(query)
+        if isinstance(query, Tensor):
+            query = query.tolist()
+        chosen = [query] if isinstance(query, str | int | Integral) else list(query)
         if not chosen:
             raise RecollectError("the query is empty: name at least one class")
         return torch.tensor([self._label(item) for item in chosen])
@@ -190,9 +191,10 @@ class Memory:
             if item not in self.class_names:
                 raise unknown("class", item, self.class_names)
             return self.class_names.index(item)
-        if not isinstance(item, int) or not 0 <= item < len(self.class_names):
+        whole = isinstance(item, Integral) and not isinstance(item, bool)  # numpy's too, but no mask
+        if not whole or not 0 <= item < len(self.class_names):
             raise RecollectError(f"label {item!r} is not one of this memory's 0 to {len(self.class_names) - 1}")
-        return item
+        return int(item)
 
     def recall(self, query: Query = None) -> tuple[Tensor, Tensor]:
         """A training set: images [Q r, C, H, W] as a network sees them (preprocessed), and labels [Q r].
@@ -226,7 +228,12 @@ class Memory:
         """How real images must be prepared for a network trained on a recall; also undoes it, for viewing."""
         from recollect.data.preprocess import Preprocess
 
-        return Preprocess.from_json(self.header.preprocessing, self.folder)
+        preprocess = Preprocess.from_json(self.header.preprocessing, self.folder)
+        if not preprocess.is_for(self.image_shape):
+            raise RecollectError(
+                f"the memory's preprocessing is not for its images of {list(self.image_shape)}: fetch or distil it again"
+            )
+        return preprocess
 
     def with_accuracy(self, *entries: dict) -> "Memory":
         """The same memory with measured accuracies in its header (an entry replaces one of the same network and split)."""

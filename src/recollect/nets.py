@@ -153,7 +153,7 @@ class Network:
 
     def _build(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
             return self.construct(self.shape, self.classes)
 
     def fresh(self, seed: int, device: "torch.device | str" = "cpu") -> Params:

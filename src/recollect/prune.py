@@ -19,7 +19,7 @@ class PruneConvolutions(CustomGraphPass):
 
     def uuid(self) -> str:
         """Part of the key of torch.compile's cache: change it with the rewrites."""
-        return "recollect-prune-convolutions-2"
+        return "recollect-prune-convolutions-3"
 
     def __call__(self, graph: Graph) -> None:
         zeros: set[Node] = set()
@@ -27,7 +27,8 @@ class PruneConvolutions(CustomGraphPass):
             if _is_zeros(node, zeros):
                 zeros.add(node)
             elif node.target is aten.convolution.default and node.args[0] in zeros and node.args[2] is None:
-                zeros.add(_become_zeros(graph, node))
+                if _is_static(node):
+                    zeros.add(_become_zeros(graph, node))
             elif node.target is aten.convolution_backward.default:
                 _prune_backward(graph, node, zeros)
 
@@ -40,15 +41,19 @@ def _is_zeros(node: Node, zeros: set[Node]) -> bool:
 
 def _prune_backward(graph: Graph, node: Node, zeros: set[Node]) -> None:
     """Outputs: 0 by the input, 1 by the weight (zeros if the input is), 2 by the bias; the last argument masks them."""
-    parts = {user.args[1]: user for user in node.users}
-    if node.args[1] in zeros and 1 in parts:
-        zeros.add(_become_zeros(graph, parts.pop(1)))
+    for part in list(node.users):
+        if part.args[1] == 1 and node.args[1] in zeros and _is_static(part):
+            zeros.add(_become_zeros(graph, part))
+    read = [part.args[1] for part in node.users]
     *rest, mask = node.args
-    mask = [wanted and number in parts for number, wanted in enumerate(cast(list[bool], mask))]
-    if any(mask):
-        node.args = (*rest, mask)
-    else:
+    node.args = (*rest, [wanted and number in read for number, wanted in enumerate(cast(list[bool], mask))])
+    if not read:
         graph.erase_node(node)
+
+
+def _is_static(node: Node) -> bool:
+    """Of a shape known in numbers: under torch.compile's dynamic shapes there is none to write zeros of."""
+    return all(isinstance(side, int) for side in node.meta["val"].shape)
 
 
 def _become_zeros(graph: Graph, node: Node) -> Node:

@@ -33,7 +33,7 @@ def steps(
 @contextmanager
 def _bar(name: str, total: int, done: int) -> Iterator[Callable[[dict[str, Any]], None]]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]}"),
@@ -45,18 +45,23 @@ def _bar(name: str, total: int, done: int) -> Iterator[Callable[[dict[str, Any]]
         task = progress.add_task(name, total=total, completed=done, loss="-", speed="")
 
         def update(line: dict[str, Any]) -> None:
+            if line["step"] <= progress.tasks[0].completed:  # the next run of a selection
+                progress.reset(task)
             progress.update(task, completed=line["step"], loss=_loss(line), speed=f"{line['seconds']:.2f} s/step")
 
         yield update
 
 
 def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
-    began, first, last = time.monotonic(), None, 0.0
+    began = last = previous = 0.0
+    first = None
 
     def line(values: dict[str, Any]) -> None:
-        nonlocal first, last
+        nonlocal began, first, last, previous
         step, now = values["step"], time.monotonic()
-        first = step if first is None else first
+        if first is None or step <= previous:  # the first step, of this run or the next of a selection
+            began, first = now - values["seconds"], step
+        previous = step
         if now - last < LINE_SECONDS and step not in (first, total):
             return
         last = now
@@ -74,25 +79,28 @@ def _loss(line: dict[str, Any]) -> str:
 
 def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:
     """Evaluations with a word on their size, as one table on stdout."""
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for heading in ("trained on", "size", "network", "accuracy, %", "n"):
         table.add_column(heading, justify="left" if heading in ("trained on", "network") else "right", overflow="fold")
     for evaluation, size in rows:
         shown = f"{evaluation.mean:.1f} ± {evaluation.deviation:.1f}"
         table.add_row(evaluation.name, size, evaluation.network, shown, str(len(evaluation.values)))
+    say(title)
     say(table)
 
 
 def pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A page of names and values."""
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows:
         table.add_row(name, value)
+    say(title)
     say(table)
 
 
 def say(what: Any) -> None:
-    """To stdout; as wide as the terminal, or 110 columns into a pipe."""
-    Console(width=None if sys.stdout.isatty() else 110, highlight=False).print(what)
+    """To stdout. A table is as wide as the terminal, or 110 columns into a pipe; a line of text is never broken."""
+    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False, markup=False, emoji=False)
+    console.print(what, soft_wrap=isinstance(what, str))

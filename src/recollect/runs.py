@@ -45,7 +45,7 @@ class Run:
 
     def refuse_if_used(self) -> None:
         """Before anything is computed: a folder with a run in it is not written over."""
-        if self.config_path.exists():
+        if any(path.exists() for path in (self.config_path, self.metrics_path, self.checkpoint_path, self.memory_path)):
             raise RecollectError(
                 f"{self.folder} already holds a run: resume it (recollect resume {self.folder}) or give another folder (--out)"
             )
@@ -54,7 +54,12 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_json(self.config_path)
+        """What `create` was given: how the data were loaded, and the settings."""
+        found = read_json(self.config_path)
+        for part in ("data", "distill"):
+            if not isinstance(found.get(part), dict):
+                raise RecollectError(f"{self.config_path} has no '{part}': restore it, or start another run")
+        return found
 
     def log(self, values: dict[str, Any]) -> None:
         """One line of metrics."""
@@ -65,11 +70,10 @@ class Run:
             raise unwritable(self.metrics_path, error) from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl (a kill can leave half a line at its end)."""
+        """The whole lines of metrics.jsonl (a kill can leave half a line, a power cut worse)."""
         if not self.metrics_path.exists():
             return []
-        lines = self.metrics_path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [line for line in map(_metrics_line, self.metrics_path.read_bytes().splitlines(keepends=True)) if line]
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of outer steps that the checkpoint does not know of: they will be made again."""
@@ -85,19 +89,26 @@ class Run:
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The last checkpoint, or None. Only tensors, numbers, strings and containers of them are ever unpickled."""
-        import pickle
-
         import torch
 
         if not self.checkpoint_path.exists():
             return None
         try:
-            return torch.load(self.checkpoint_path, map_location="cpu", weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError, KeyError) as error:
+            found = torch.load(self.checkpoint_path, map_location="cpu", weights_only=True)
+            return {part: found[part] for part in ("config", "data", "preprocessing", "state")}
+        except Exception as error:  # torch has many for a damaged file
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RecollectError(
                 f"{self.checkpoint_path} cannot be read ({reason}): delete it to start this run from its beginning"
             ) from None
+
+
+def _metrics_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
 
 
 def environment() -> dict[str, Any]:

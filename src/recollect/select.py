@@ -63,8 +63,7 @@ def select(
         found = evaluate(memory, images, networks=networks, on="validation", network=network, name=f"{field} {value}")
         results.append(found.to_json())
         write_json(folder / FILE, settings | {"results": results})
-    kept = [f.name for f in fields(Evaluation)]
-    evaluations = [Evaluation(**{n: result[n] for n in kept} | {"values": tuple(result["values"])}) for result in results]
+    evaluations = [Evaluation.from_json(result) for result in results]
     return Selection(field, values, evaluations)
 
 

@@ -4,6 +4,8 @@ Statistics come from training images only. A memory's header carries mean and st
 lies in a sidecar file beside the memory, named by its content, which several memories share.
 """
 
+import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +36,11 @@ class Zca:
 
     @cached_property
     def file_name(self) -> str:
-        return f"zca-{sha256(self.file_bytes())[:16]}.safetensors"
+        return _file_name(self.file_bytes())
+
+
+def _file_name(data: bytes) -> str:
+    return f"zca-{sha256(data)[:16]}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,10 @@ class Preprocess:
     def _channels(values: tuple[float, ...], like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None, None]
 
+    def is_for(self, shape: tuple[int, int, int]) -> bool:
+        """Whether images of (channels, height, width) can be prepared by it."""
+        return len(self.mean) == shape[0] and (self.zca is None or len(self.zca.mean) == math.prod(shape))
+
     @staticmethod
     def fit(pixels: Tensor, kind: str = "normalise") -> "Preprocess":
         """Statistics of training images, uint8 [N, C, H, W]; `kind` is "normalise" or "zca"."""
@@ -74,8 +84,8 @@ class Preprocess:
         counts = torch.stack([torch.bincount(channel.int(), minlength=256) for channel in by_channel]).double()
         levels = torch.arange(256, dtype=torch.float64) / 255
         mean = counts @ levels / counts.sum(1)
-        std = ((counts @ levels**2 / counts.sum(1)) - mean**2).clamp_min(0).sqrt()
-        std[std == 0] = 1.0  # a channel without contrast carries nothing to scale
+        std = ((counts * (levels - mean[:, None]) ** 2).sum(1) / counts.sum(1)).sqrt()
+        std[(counts > 0).sum(1) == 1] = 1.0  # a channel without contrast carries nothing to scale
         plain = Preprocess(tuple(mean.tolist()), tuple(std.tolist()))
         return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels))
 
@@ -96,7 +106,9 @@ class Preprocess:
             std = tuple(float(value) for value in header["std"])
             zca = header["zca"]
             name = None if zca is None else str(zca["file"])
-        except (KeyError, TypeError, ValueError):
+            if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
+                raise ValueError
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise RecollectError(f"preprocessing {header!r} is damaged: mean, std and zca are expected") from None
         return Preprocess(mean, std, None if name is None else _load_zca(folder, name))
 
@@ -117,16 +129,23 @@ def _fit_zca(plain: Preprocess, pixels: Tensor) -> Zca:
 
 def _load_zca(folder: Path, name: str) -> Zca:
     path = folder / name
-    if Path(name).name != name or not path.is_file():
+    if Path(name).name != name or not os.path.isfile(path):
         raise RecollectError(f"the whitening file {name} is not beside the memory in {folder}: copy it there")
     try:
         data = path.read_bytes()
-        tensors = safetensors.torch.load(data)
-        zca = Zca(tensors["mean"], tensors["matrix"])
-    except (SafetensorError, KeyError, OSError) as error:
+    except OSError as error:
         raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
-    if zca.file_name != name:
+    if _file_name(data) != name:
         raise RecollectError(
             f"the whitening file {path} is damaged: its content does not match its name; copy it again"
         )
+    try:
+        tensors = safetensors.torch.load(data)
+        zca = Zca(tensors["mean"], tensors["matrix"])
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
+    size = zca.mean.numel()
+    kinds = {zca.mean.dtype, zca.matrix.dtype}
+    if zca.mean.shape != (size,) or zca.matrix.shape != (size, size) or kinds != {torch.float32}:
+        raise RecollectError(f"the whitening file {path} holds no matrix and mean that belong together: copy it again")
     return zca

@@ -1,0 +1,94 @@
+"""The README is true: its code runs, its commands run, its figures are those of the files they were taken from."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import recollect
+from recollect.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
+COMMANDS = re.findall(r"^    (recollect .*)$", README, re.M)
+
+
+def test_python_examples(tmp_path, monkeypatch, capsys):
+    """The twelve lines, then a stranger's ten, which must recall the very same tensors."""
+    monkeypatch.chdir(tmp_path)
+    ours, strangers = PYTHON
+    assert sum(bool(line.strip()) for line in ours.splitlines()) <= 12
+    assert sum(bool(line.strip()) for line in strangers.splitlines()) <= 10
+    assert "recollect" not in re.sub(r'\["recollect"\]', "", strangers)
+    exec(compile(ours, "README.md", "exec"), {})
+    accuracy = float(re.search(r"([\d.]+) % of the test set", capsys.readouterr().out)[1])
+    assert accuracy > 60
+    found: dict = {}
+    exec(compile(strangers, "README.md", "exec"), found)
+    images, labels = recollect.Memory.load("digits.safetensors").recall()
+    assert torch.equal(found["labels"], labels)
+    assert torch.allclose(found["images"], images, atol=1e-6)
+
+
+def test_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(COMMANDS) == 5
+    for command in COMMANDS:
+        assert main(shlex.split(command)[1:]) == 0
+    assert (tmp_path / "threes-and-eights.png").exists()
+
+
+def test_figures_are_those_of_the_files():
+    demo = json.loads((ROOT / "experiments" / "demo.json").read_text())
+    for row in demo["rows"]:
+        assert row["n"] == 20
+        assert f"{row['mean']:.1f} ± {row['deviation']:.1f} |" in README
+    bench = json.loads((ROOT / "experiments" / "bench.json").read_text())
+    assert f"**{bench['unroll']['full graph / compiled']:.2f} times faster**" in README
+    assert f"T = 100 over T = 10 | {bench['memory']['T = 100 / T = 10']:.2f} |" in README
+    assert bench["environment"]["processor"] in README
+
+
+def test_both_commands_are_shown():
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("demo", "test"):
+        assert f"make {command}" in README
+        assert re.search(rf"^{command}:", makefile, re.M)
+
+
+def test_import_is_light_and_complete():
+    """`import recollect` loads none of its heavy dependencies; every public name is there all the same."""
+    code = (
+        "import sys, recollect; print(sorted({'torch', 'numpy', 'tyro', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+    for name in recollect.__all__:
+        assert getattr(recollect, name) is not None
+    assert callable(recollect.distill)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        recollect.nonsense  # noqa: B018
+
+
+def test_imports_with_only_the_core_dependencies():
+    """With everything that only an extra or development brings hidden, every module imports but for the extras' own."""
+    code = """
+import sys, importlib, pkgutil, warnings
+warnings.simplefilter("ignore")
+for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pandas"):
+    sys.modules[name] = None
+import recollect
+for module in pkgutil.walk_packages(recollect.__path__, "recollect."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+print("ok")
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout.strip() == "ok", found.stderr

@@ -1,0 +1,187 @@
+"""A run's folder: what stands in it after a kill, a power cut or a full disk, and what is refused."""
+
+import io
+import json
+import os
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect import RecollectError
+from recollect.runs import Run, environment
+
+CONFIG = {"data": {"name": "toy"}, "distill": {"seed": 0}}
+CHECKPOINT = {"config": {}, "data": "0", "preprocessing": {}, "state": {"step": 3, "bases": torch.arange(3.0)}}
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return Run.create(tmp_path / "run", CONFIG)
+
+
+def test_create_and_open(run):
+    again = Run.open(run.folder)
+    assert again.config == CONFIG
+    assert sorted(path.name for path in run.folder.iterdir()) == ["config.json", "environment.json"]
+    known = json.loads((run.folder / "environment.json").read_text())
+    assert known["torch"] == torch.__version__
+    assert known.keys() == environment().keys()
+
+
+def test_open_wants_a_run(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RecollectError, match="holds no run"):
+            Run.open(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoint.pt", "memory.safetensors"])
+def test_a_used_folder_is_refused_and_kept(tmp_path, name):
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(RecollectError, match=f"{tmp_path} already holds a run: resume it"):
+        Run.create(tmp_path, CONFIG)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"precious")]
+
+
+def test_a_folder_with_other_files_is_fine_and_a_file_is_not(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    Run.create(tmp_path, CONFIG)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(RecollectError, match=r"notes.txt is a file: give a folder"):
+        Run.create(tmp_path / "notes.txt", CONFIG)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "{}", '{"data": {}}', '{"data": {}, "distill": []}', "\xff", "[" * 9999]
+)
+def test_damaged_config(run, text):
+    run.config_path.write_text(text, encoding="latin-1")
+    with pytest.raises(RecollectError, match=r"config\.json"):
+        _ = run.config
+
+
+# --- metrics -------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_what_was_logged(run):
+    assert run.metrics() == []
+    lines = [{"step": step, "loss": None if step == 2 else 0.5} for step in (1, 2, 3)]
+    for line in lines:
+        run.log(line)
+    assert run.metrics() == lines
+
+
+def test_forget_after(run):
+    for step in range(1, 6):
+        run.log({"step": step})
+    run.forget_after(3)
+    assert run.metrics() == [{"step": 1}, {"step": 2}, {"step": 3}]
+    run.log({"step": 4})
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
+    run.forget_after(0)
+    assert run.metrics() == []
+
+
+def test_half_a_line_is_no_line(run):
+    run.log({"step": 1, "loss": 0.25})
+    run.log({"step": 2, "loss": 0.125})
+    whole = run.metrics_path.read_bytes()
+    for cut in range(len(whole)):
+        run.metrics_path.write_bytes(whole[:cut])
+        assert [line["step"] for line in run.metrics()] == [1, 2][: whole[:cut].count(b"\n")]
+    run.forget_after(9)
+    run.log({"step": 2})
+    assert [line["step"] for line in run.metrics()] == [1, 2]
+
+
+@given(st.binary())
+def test_damaged_metrics_are_left_out(tmp_path_factory, junk):
+    run = Run(tmp_path_factory.mktemp("run"))
+    run.log({"step": 1})
+    with open(run.metrics_path, "ab") as file:
+        file.write(junk + b"\n[]\n7\n\x00\x00\n")
+    run.log({"step": 2})
+    run.forget_after(9)
+    steps = [line["step"] for line in run.metrics()]
+    assert steps[0] == 1
+    assert steps[-1] == 2
+
+
+def test_no_space_for_metrics(run):
+    run.metrics_path.symlink_to("/dev/full")
+    with pytest.raises(RecollectError, match=r"no space left to write .*metrics\.jsonl: make room"):
+        run.log({"step": 1})
+
+
+# --- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_round_trip(run):
+    assert run.load_checkpoint() is None
+    run.save_checkpoint(CHECKPOINT)
+    found = run.load_checkpoint()
+    assert found is not None
+    assert torch.equal(found["state"].pop("bases"), CHECKPOINT["state"]["bases"])
+    assert found == CHECKPOINT | {"state": {"step": 3}}
+    assert [path.name for path in run.folder.iterdir() if path.name.startswith(".")] == []
+
+
+class Evil:
+    """Would write a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def refused_checkpoint(run: Run) -> None:
+    with pytest.raises(
+        RecollectError, match=r"checkpoint\.pt cannot be read .*: delete it to start this run"
+    ) as caught:
+        run.load_checkpoint()
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_checkpoints_are_refused_in_one_line(run):
+    run.save_checkpoint(CHECKPOINT)
+    whole = run.checkpoint_path.read_bytes()
+    for cut in (0, 1, 100, len(whole) // 2, len(whole) - 1):
+        run.checkpoint_path.write_bytes(whole[:cut])
+        refused_checkpoint(run)
+    for junk in (b"junk", b"\x80\x04.", b"PK\x03\x04" + bytes(100)):
+        run.checkpoint_path.write_bytes(junk)
+        refused_checkpoint(run)
+    for foreign in (torch.zeros(3), {"state": {}}, [1]):
+        buffer = io.BytesIO()
+        torch.save(foreign, buffer)
+        run.checkpoint_path.write_bytes(buffer.getvalue())
+        refused_checkpoint(run)
+
+
+def test_a_checkpoint_never_runs_code(run):
+    buffer = io.BytesIO()
+    torch.save(CHECKPOINT | {"state": Evil(str(run.folder / "evil"))}, buffer)
+    run.checkpoint_path.write_bytes(buffer.getvalue())
+    refused_checkpoint(run)
+    assert not (run.folder / "evil").exists()
+
+
+@given(st.data())
+def test_a_flipped_byte_is_refused_or_a_checkpoint(tmp_path_factory, data):
+    run = Run(tmp_path_factory.mktemp("run"))
+    run.save_checkpoint(CHECKPOINT)
+    damaged = bytearray(run.checkpoint_path.read_bytes())
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] ^= data.draw(st.integers(1, 255))
+    run.checkpoint_path.write_bytes(bytes(damaged))
+    try:
+        found = run.load_checkpoint()
+    except RecollectError as error:
+        assert "\n" not in str(error)
+    else:
+        assert found is not None
+        assert found.keys() == CHECKPOINT.keys()
