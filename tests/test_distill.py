@@ -117,7 +117,7 @@ def test_random_window_ends_anywhere_from_full():
 def test_learns(tmp_path):
     """The loss falls, and networks trained on the memory beat chance by far."""
     losses = []
-    config = replace(CONFIG, outer_steps=60, inner_steps=15, inner_lr=0.1, outer_lr=0.05)
+    config = replace(CONFIG, outer_steps=60, inner_steps=15, inner_lr=0.1, outer_lr=0.05, init="unit")
     memory = distill(toy(), config, progress=lambda line: losses.append(line["loss"]))
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     assert recollect.evaluate(memory, toy(), networks=3).mean > 80

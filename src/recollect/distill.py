@@ -5,6 +5,7 @@ ends in the bytes of one that was never interrupted. Only `images.train` is look
 """
 
 import math
+import re
 import signal
 import threading
 import time
@@ -28,7 +29,7 @@ from recollect.errors import RecollectError
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
-from recollect.nets import Constructor, Network
+from recollect.nets import Constructor, Network, constructor
 from recollect.runs import Run
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
@@ -54,6 +55,8 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
     augment.parse(config.augment)
+    if not config.network.startswith("custom "):
+        constructor(config.network)
     shape, classes = images.shape, images.classes
     budget = Budget(config.images_per_class, classes, shape, config.downsample, config.precision)
     if config.addressing == "one-hot":
@@ -80,11 +83,9 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
 def find_device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RecollectError(f"unknown device '{name}': give cpu, cuda, cuda:1, ... or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise RecollectError(f"unknown device '{name}': give cpu, cuda, cuda:1, ... or auto")
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise RecollectError(f"device is '{name}', but torch sees no CUDA device here: give --device cpu")
     return name
 
@@ -360,6 +361,8 @@ def distill(
     fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
     folder = Run.open(run) if resume else Run.create(run, {"data": data or {}, "distill": to_json(config)})
     saved = _resumable(folder, config, fingerprint) if resume else None
+    if saved and saved["state"]["step"] >= config.outer_steps and folder.memory_path.exists():
+        return Memory.load(folder.memory_path)
     if saved:
         preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder)
     else:
@@ -368,6 +371,7 @@ def distill(
     state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
     if saved:
         state.load(saved["state"])
+    if resume:
         folder.forget_after(state.step)
 
     def record(line: dict[str, Any]) -> None:

@@ -56,8 +56,9 @@ class Evaluation:
 
     @staticmethod
     def from_json(written: dict[str, Any]) -> "Evaluation":
-        kept = {field.name: written[field.name] for field in fields(Evaluation)}
-        return Evaluation(**(kept | {"values": tuple(written["values"])}))
+        kept: dict[str, Any] = {field.name: written[field.name] for field in fields(Evaluation)}
+        kept["values"] = tuple(kept["values"])
+        return Evaluation(**kept)
 
     def entry(self) -> dict[str, Any]:
         """As it stands in a memory's header: no times, so that the same run gives the same file."""
