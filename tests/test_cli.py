@@ -1,5 +1,6 @@
 """The command line, end to end on toy data; every bad input is one line, exit code 2, and nothing written or lost."""
 
+import contextlib
 import errno
 import functools
 import http.server
@@ -120,9 +121,7 @@ def test_resume_of_a_finished_run_changes_nothing(call, run):
     before = contents(run)
     out, _ = call("resume", run)
     assert out == f"184 numbers in {run / 'memory.safetensors'}\n"  # one line, however long the path
-    after = contents(run)
-    assert after.keys() == before.keys()
-    assert {name for name in before if before[name] != after[name]} <= {"checkpoint.pt"}  # written again
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -802,8 +801,12 @@ def steps_in_a_terminal(monkeypatch, *arguments, **options) -> str:
     with os.fdopen(slave, "w") as stream, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stream)
         show_steps(*arguments, **options)
-    with os.fdopen(master, "rb", 0) as screen:
-        return screen.read(1 << 16).decode()
+    seen = b""
+    with contextlib.suppress(OSError):  # how Linux tells that the other end is closed
+        while chunk := os.read(master, 1 << 16):
+            seen += chunk
+    os.close(master)
+    return seen.decode()
 
 
 def test_a_bar_in_a_terminal(monkeypatch):

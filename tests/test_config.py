@@ -71,8 +71,9 @@ def test_every_preset_can_be_used():
         ),
         *((f, (0, -1)) for f in ("classes_per_step", "networks_per_step", "outer_steps", "real_per_class")),
         *((f, (0.0, -0.1, float("inf"), float("nan"))) for f in ("inner_lr", "outer_lr")),
-        *((f, (-0.1, 1.0, 2.0)) for f in ("inner_momentum", "outer_momentum", "ema")),
-        *((f, (-0.1,)) for f in ("clip_running", "clip_norm", "checkpoint_seconds")),
+        *((f, (-0.1, 1.0, 2.0, float("nan"))) for f in ("inner_momentum", "outer_momentum", "ema")),
+        *((f, (-0.1, float("inf"), float("nan"))) for f in ("clip_running", "clip_norm", "checkpoint_seconds")),
+        ("seed", (-1,)),
         ("window", (61,)),
     ],
 )

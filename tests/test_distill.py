@@ -240,6 +240,14 @@ def test_a_network_of_the_users_own(tmp_path):
     assert recollect.evaluate(memory, toy(), network=mine, networks=2).network.startswith("custom ")
 
 
+def test_a_whitened_memory_carries_its_whitening_wherever_it_is_saved(tmp_path):
+    memory = distill(toy(), replace(CONFIG, preprocess="zca", outer_steps=1))
+    prepared = memory.preprocess()(toy().train.images)
+    memory.save(tmp_path / "a" / "m.safetensors")
+    Memory.load(tmp_path / "a" / "m.safetensors").save(tmp_path / "b" / "m.safetensors")
+    assert torch.equal(Memory.load(tmp_path / "b" / "m.safetensors").preprocess()(toy().train.images), prepared)
+
+
 def test_fits_its_budget():
     memory = distill(toy(), replace(CONFIG, outer_steps=1))
     assert memory.floats <= 2 * 3 * 16
@@ -269,8 +277,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(when, monkeypatch):
 
 
 def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path):
-    config = replace(CONFIG, outer_steps=100, inner_lr=1e30)
-    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(1e\+30\)"):
+    config = replace(CONFIG, outer_steps=100, inner_lr=1e6, inner_steps=30)
+    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(1000000\.0\)"):
         distill(toy(), config, run=tmp_path / "run")
     assert Memory.load(tmp_path / "run" / "memory.safetensors").header.made["steps"] == MOST_SKIPS
 
@@ -280,6 +288,8 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path):
     [
         ({"bases": 40}, "40 bases do not fit"),
         ({"images_per_class": 0}, "images_per_class is 0"),
+        ({"images_per_class": 10**9}, "no class has more than 12"),
+        ({"outer_lr": 1e38}, "outer_lr is 1e"),
         ({"inner_per_class": 30}, "each class recalls only"),
         ({"window": 9}, "window is 9 in an unroll of 4"),
         ({"classes_per_step": 4}, "classes_per_step is 4"),

@@ -76,8 +76,8 @@ def test_28x28_images_are_padded_to_32x32_maps():
 @pytest.mark.parametrize(
     ("network", "shape", "features"),
     [
-        ("convnet", (3, 64, 64), 128 * 8 * 8),
-        ("convnet:depth=4", (3, 64, 64), 128 * 4 * 4),
+        ("convnet", (3, 64, 64), 128 * 4 * 4),
+        ("convnet:depth=3", (3, 64, 64), 128 * 8 * 8),
         ("convnet:depth=1,width=5", (3, 32, 32), 5 * 16 * 16),
         ("resnet12", (3, 32, 32), 512 * 2 * 2),
         ("alexnet", (3, 32, 32), 192 * 4 * 4),

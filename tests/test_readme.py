@@ -55,6 +55,15 @@ def test_figures_are_those_of_the_files():
     assert bench["environment"]["processor"] in README
 
 
+def test_the_search_is_that_of_the_files():
+    recipe = (ROOT / "docs" / "recipe.md").read_text()
+    rows = json.loads((ROOT / "experiments" / "recipe-fashion-mnist.json").read_text()).values()
+    chosen = json.loads((ROOT / "experiments" / "select-digits-bases.json").read_text())["results"]
+    for row in [*(row["evaluation"] for row in rows), *chosen]:
+        assert row["on"] == "validation"
+        assert f"{row['mean']:.1f} ± {row['deviation']:.1f}" in recipe
+
+
 def test_both_commands_are_shown():
     makefile = (ROOT / "Makefile").read_text()
     for command in ("demo", "test"):

@@ -149,8 +149,8 @@ def check(config: DistillConfig) -> None:
         if value is not None and not low <= value < float("inf"):  # which NaN is not, either
             raise RecollectError(f"{name} is {value}: give {low} or more")
     for name in ("inner_lr", "outer_lr"):
-        if not 0 < getattr(config, name) < float("inf"):
-            raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0")
+        if not 0 < getattr(config, name) <= 1e6:
+            raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01")
     for name in ("inner_momentum", "outer_momentum", "ema"):
         if getattr(config, name) >= 1:
             raise RecollectError(f"{name} is {getattr(config, name)}: give a number from 0 to below 1")

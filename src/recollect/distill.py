@@ -58,6 +58,11 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     if not config.network.startswith("custom "):
         constructor(config.network)
     shape, classes = images.shape, images.classes
+    most = int(training_split(images, config).labels.bincount().max())
+    if config.images_per_class > most:
+        raise RecollectError(
+            f"images_per_class is {config.images_per_class}, but no class has more than {most}: give fewer"
+        )
     budget = Budget(config.images_per_class, classes, shape, config.downsample, config.precision)
     if config.addressing == "one-hot":
         bases = budget.per_class() * classes
@@ -323,7 +328,9 @@ def to_memory(state: State, images: Images, config: DistillConfig, preprocess: P
             "counted": "bases alone; one-hot addressing is implied" if one_hot else "bases and addressing",
         },
     )
-    return Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header)
+    memory = Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header)
+    memory.fitted = preprocess
+    return memory
 
 
 def distill(

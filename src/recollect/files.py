@@ -29,7 +29,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def unwritable(path: Path, error: OSError) -> RecollectError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RecollectError(f"no space left to write {path}: make room and run the same command again")
+        return RecollectError(
+            f"no space left to write {path}: make room, then run the same command again (a run that has begun: recollect resume)"
+        )
     return RecollectError(f"cannot write {path}: {error.strerror or error}")
 
 

@@ -126,9 +126,9 @@ def recall(bases: Tensor, addressing: Tensor, queries: Tensor, size: tuple[int, 
 
 def one_hot_addressing(classes: int, per_class: int) -> Tensor:
     """A_i[m, n] = 1 where n = m (N'/C) + i: the per-class images of standard distillation as a memory. uint8 [r, C, K]"""
-    item = torch.arange(per_class)[:, None]
-    owner = torch.arange(classes)[None, :]
-    return torch.nn.functional.one_hot(owner * per_class + item, classes * per_class).to(torch.uint8)
+    item, owner = torch.arange(per_class)[:, None], torch.arange(classes)[None, :]
+    addressing = torch.zeros(per_class, classes, classes * per_class, dtype=torch.uint8)
+    return addressing.scatter_(2, (owner * per_class + item)[..., None], 1)
 
 
 class Memory:
@@ -143,6 +143,8 @@ class Memory:
         self.header = parse(header.to_json(), "the memory")  # as a reader of its file will find it
         self.folder = Path()
         """where it was loaded from; its sidecar file lies there"""
+        self.fitted: Preprocess | None = None
+        """its preprocessing, where it was just distilled and there is no file yet"""
         tensors = {"bases": bases, "addressing": addressing}
         infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
         check_tensors(self.header, infos, "the memory")
@@ -228,6 +230,8 @@ class Memory:
         """How real images must be prepared for a network trained on a recall; also undoes it, for viewing."""
         from recollect.data.preprocess import Preprocess
 
+        if self.fitted is not None:
+            return self.fitted
         preprocess = Preprocess.from_json(self.header.preprocessing, self.folder)
         if not preprocess.is_for(self.image_shape):
             raise RecollectError(
@@ -241,14 +245,18 @@ class Memory:
         new = {key(entry) for entry in entries}
         kept = [entry for entry in self.header.accuracy if key(entry) not in new]
         memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]))
-        memory.folder = self.folder
+        memory.folder, memory.fitted = self.folder, self.fitted
         return memory
 
     def save(self, path: "Path | str") -> None:
-        """Write one .safetensors file, atomically."""
+        """Write one .safetensors file, atomically, and beside it the whitening file that it needs, if any."""
+        path = Path(path)
+        zca = self.header.preprocessing.get("zca")
+        if zca and not (path.parent / zca["file"]).exists():
+            self.preprocess().save_sidecar(path.parent)
         tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
         header = replace(self.header, checksum=_checksum(tensors))
-        write_atomically(Path(path), safetensors.torch.save(tensors, {"recollect": header.to_json()}))
+        write_atomically(path, safetensors.torch.save(tensors, {"recollect": header.to_json()}))
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
@@ -264,6 +272,12 @@ class Memory:
         if not all(t.isfinite().all() for t in (tensors["bases"], tensors["addressing"])):
             raise RecollectError(f"{path} holds values that are not finite: distil it again with a lower learning rate")
         memory = Memory(tensors["bases"], tensors["addressing"], header)
+        if header.addressing == "one-hot":
+            implied = one_hot_addressing(len(header.class_names), len(memory.addressing))
+            if not torch.equal(memory.addressing, implied):
+                raise RecollectError(
+                    f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again"
+                )
         memory.folder = path.parent
         return memory
 

@@ -48,11 +48,13 @@ class _Shrink:
         return [pool(2)]
 
 
-def convnet(shape: Shape, classes: int, depth: int = 3, width: int = 128) -> nn.Module:
+def convnet(shape: Shape, classes: int, depth: int | None = None, width: int = 128) -> nn.Module:
     """`depth` blocks of conv 3x3, InstanceNorm, ReLU, average pooling 2; then one linear layer.
 
-    On 28x28 images the first convolution pads by 3, so that its maps are 32x32.
+    Three blocks, or four for images of 64x64 and more. On 28x28 images the first convolution pads by 3, so that its maps
+    are 32x32.
     """
+    depth = depth or (4 if min(shape[1:]) >= 64 else 3)
     size, layers, channels = _Shrink(shape), [], shape[0]
     for block in range(depth):
         padding = 3 if block == 0 and shape[1:] == (28, 28) else 1

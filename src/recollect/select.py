@@ -97,6 +97,11 @@ def _results(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
             raise RecollectError(
                 f"{folder} was begun with {name} {known.get(name)!r}, not {value!r}: resume it unchanged"
             )
+    for value, result in zip(settings["values"], known["results"], strict=False):
+        if result["name"] != f"{settings['field']} {value}":
+            raise RecollectError(
+                f"{folder / FILE} has a result of {result['name']} where {value} is due: was it edited?"
+            )
     return known["results"]
 
 

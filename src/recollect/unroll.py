@@ -101,7 +101,7 @@ def compiled(loss: Loss) -> Passes:
         )
 
     options: dict[str, Any] = {"post_grad_custom_pre_pass": PruneConvolutions()}
-    faster = partial(torch.compile, options=options)
+    faster = partial(torch.compile, dynamic=False, options=options)
     return Passes(faster(gradient), faster(adjoint), faster(judge))
 
 
