@@ -276,11 +276,22 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(when, monkeypatch):
         assert torch.equal(torch.as_tensor(before), torch.as_tensor(after))
 
 
-def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path):
-    config = replace(CONFIG, outer_steps=100, inner_lr=1e6, inner_steps=30)
-    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(1000000\.0\)"):
-        distill(toy(), config, run=tmp_path / "run")
-    assert Memory.load(tmp_path / "run" / "memory.safetensors").header.made["steps"] == MOST_SKIPS
+def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monkeypatch):
+    """Good for three steps, then never again."""
+    clean, good = Distiller.gradient, []
+
+    def gradient(self, state):
+        value, found = clean(self, state)
+        if state.step == 3 and not good:
+            good.append(state.average[0].clone())
+        return (value if state.step < 3 else float("nan")), found
+
+    monkeypatch.setattr(Distiller, "gradient", gradient)
+    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(0\.01\)"):
+        distill(toy(), replace(CONFIG, outer_steps=100), run=tmp_path / "run")
+    memory = Memory.load(tmp_path / "run" / "memory.safetensors")
+    assert memory.header.made["steps"] == 3 + MOST_SKIPS
+    assert torch.equal(memory.bases, good[0])
 
 
 @pytest.mark.parametrize(
