@@ -165,16 +165,14 @@ def metagradient(
     run = passes or eager(loss)
     beta = 0.0 if bridge == "none" else momentum
 
-    def batch(rows: Tensor, t: int) -> Tensor:
-        return augment(images[rows], t) if augment else images[rows]
-
     # The inner loop, keeping what the adjoint will need of its last `window` steps
     first = len(batches) - window
     trajectory = _Trajectory(window)
     mean = {name: torch.zeros_like(p) for name, p in params.items()}
     square = mean
     for t, rows in enumerate(batches):
-        gradient, before = run.gradient(params, batch(rows, t), labels[rows]), params
+        seen = augment(images[rows], t) if augment else images[rows]
+        gradient, before = run.gradient(params, seen, labels[rows]), params
         if optimiser == "sgd":
             mean = {name: beta * m + gradient[name] for name, m in mean.items()}
             params = {name: p - lr * mean[name] for name, p in params.items()}
