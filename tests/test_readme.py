@@ -52,6 +52,7 @@ def test_figures_are_those_of_the_files():
     bench = json.loads((ROOT / "experiments" / "bench.json").read_text())
     assert f"**{bench['unroll']['full graph / compiled']:.2f} times faster**" in README
     assert f"T = 100 over T = 10 | {bench['memory']['T = 100 / T = 10']:.2f} |" in README
+    assert f"`recollect demo`, {bench['demo']['seconds']:.0f} s on" in README
     assert bench["environment"]["processor"] in README
 
 

@@ -68,7 +68,11 @@ def _setting(steps: int) -> tuple[Network, tuple]:
 
 
 def unroll_speed(steps: int = 20) -> dict[str, float]:
-    """Seconds an outer step of T = 20, batch 50, in turns, each side's median of five; and that they agree."""
+    """Seconds an outer step of T = 20, batch 50, in turns, each side's median of five; and how far the gradients part.
+
+    Each pass alone agrees with float64 to about 1e-6; over an unroll in float32 two orders of summation part further,
+    wherever rounding flips a ReLU.
+    """
     network, arguments = _setting(steps)
     options = {"lr": 0.01, "momentum": 0.9}
     fast = unroll.compiled(network.loss)
