@@ -289,6 +289,8 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
     monkeypatch.setattr(Distiller, "gradient", gradient)
     with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(0\.01\)"):
         distill(toy(), replace(CONFIG, outer_steps=100), run=tmp_path / "run")
+    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*Give run="):
+        distill(toy(), replace(CONFIG, outer_steps=100))
     memory = Memory.load(tmp_path / "run" / "memory.safetensors")
     assert memory.header.made["steps"] == 3 + MOST_SKIPS
     assert torch.equal(memory.bases, good[0])

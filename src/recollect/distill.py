@@ -362,7 +362,9 @@ def distill(
     if run is None:
         preprocess = Preprocess.fit(split.images, config.preprocess)
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
-        _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
+        trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
+        if trouble:
+            raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return to_memory(state, images, config, preprocess)
 
     fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
