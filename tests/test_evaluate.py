@@ -1,5 +1,6 @@
 """Evaluation: the protocol step by step, networks alone and together, baselines, and what is read."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -88,8 +89,6 @@ def test_reads_the_split_it_is_told_and_no_other(on):
 def test_random_real_draws_training_images_anew_for_each_network(monkeypatch):
     images, preprocess = toy(), Preprocess.fit(toy().train.images)
     seen = []
-    import sys
-
     module = sys.modules["recollect.evaluate"]
     real = module.train
     monkeypatch.setattr(module, "train", lambda net, parts, *rest: (seen.extend(parts), real(net, parts, *rest))[1])

@@ -6,8 +6,9 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.func import grad, vmap
 
 from recollect.config import Recipe, from_json
 from recollect.data import augment
-from recollect.data.images import Images, Split
+from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.distill import find_device, seeded
 from recollect.errors import RecollectError
@@ -24,6 +25,16 @@ from recollect.nets import Constructor, Network, Params
 
 On = Literal["test", "validation"]
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
+
+
+class Options(TypedDict, total=False):
+    """What every evaluation can be told; `evaluate` says what each means."""
+
+    network: Constructor | None
+    networks: int
+    on: On
+    seed: int
+    device: str
 
 
 @dataclass(frozen=True)
@@ -91,10 +102,9 @@ def evaluate(
             f"the memory is of {memory.header.dataset} ({len(memory.class_names)} classes of {list(memory.image_shape)}), "
             f"the data is {images.name} ({images.classes} classes of {list(images.shape)}): give the memory's own dataset"
         )
+    options = Options(network=network, networks=networks, on=on, seed=seed, device=device)
     recipe = recipe or memory_recipe(memory)
-    preprocess = memory.preprocess()
-    judge = _prepared(images, on, preprocess)
-    return _measure(name, lambda _: memory.recall(), judge, recipe, network, images, networks, on, seed, device)
+    return _measure(name, lambda *_: memory.recall(), images, memory.preprocess(), recipe, **options)
 
 
 def memory_recipe(memory: Memory) -> Recipe:
@@ -102,20 +112,11 @@ def memory_recipe(memory: Memory) -> Recipe:
 
 
 def random_real(
-    images: Images,
-    per_class: int,
-    preprocess: Preprocess,
-    recipe: Recipe,
-    *,
-    network: Constructor | None = None,
-    networks: int = 20,
-    on: On = "test",
-    seed: int = 0,
-    device: str = "auto",
+    images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]
 ) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
 
-    def draw(number: int) -> Part:
+    def draw(seed: int, number: int) -> Part:
         generator = seeded(seed, 3, number)
         rows = []
         for label in range(images.classes):
@@ -124,11 +125,18 @@ def random_real(
         split = images.train[torch.cat(rows)]
         return preprocess(split.images), split.labels
 
-    judge = _prepared(images, on, preprocess)
-    return _measure("random real images", draw, judge, recipe, network, images, networks, on, seed, device)
+    return _measure("random real images", draw, images, preprocess, recipe, **options)
 
 
-def full_data(
+def full_data(images: Images, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
+    """The upper bound: all training images."""
+    everything = (preprocess(images.train.images), images.train.labels)
+    return _measure("all the data", lambda *_: everything, images, preprocess, recipe, **options)
+
+
+def _measure(
+    name: str,
+    source: Callable[[int, int], Part],
     images: Images,
     preprocess: Preprocess,
     recipe: Recipe,
@@ -139,34 +147,23 @@ def full_data(
     seed: int = 0,
     device: str = "auto",
 ) -> Evaluation:
-    """The upper bound: all training images."""
-    everything = (preprocess(images.train.images), images.train.labels)
-    judge = _prepared(images, on, preprocess)
-    return _measure("all the data", lambda _: everything, judge, recipe, network, images, networks, on, seed, device)
-
-
-def _prepared(images: Images, on: On, preprocess: Preprocess) -> Part:
-    if on not in ("test", "validation"):
-        raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
-    split: Split = images.test if on == "test" else images.validation
-    return preprocess(split.images), split.labels
-
-
-def _measure(name, source, judge, recipe, network, images, networks, on, seed, device) -> Evaluation:
-    """Train and judge: side by side where that is faster, else one after another."""
+    """Train on source(seed, number) and judge: side by side where that is faster, else one after another."""
     if networks < 1:
         raise RecollectError(f"number of networks is {networks}: give 1 or more")
+    if on not in ("test", "validation"):
+        raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
     began = time.perf_counter()
     device = find_device(device)
     net = Network(network or recipe.network, images.shape, images.classes)
-    judge = judge[0].to(device), judge[1].to(device)
+    split = images.test if on == "test" else images.validation
+    judged = preprocess(split.images).to(device), split.labels.to(device)
     group = networks if side_by_side(net, device) else 1
     values: list[float] = []
     for first in range(0, networks, group):
         numbers = range(first, min(first + group, networks))
-        parts = [source(number) for number in numbers]
+        parts = [source(seed, number) for number in numbers]
         for params in train(net, parts, recipe, [int(seeded(seed, 2, n).initial_seed()) for n in numbers], device):
-            values.append(100 * accuracy(net, params, *judge))
+            values.append(100 * accuracy(net, params, *judged))
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
     return Evaluation(name, shown, tuple(values), on, protocol(recipe, networks), time.perf_counter() - began)
 
