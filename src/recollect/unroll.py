@@ -27,7 +27,8 @@ from recollect.errors import RecollectError
 
 Params = dict[str, Tensor]
 Loss = Callable[[Params, Tensor, Tensor], Tensor]
-Augment = Callable[[Tensor, int], Tensor]
+Step = int | Tensor  # its number, or a tensor of one number on the device
+Augment = Callable[[Tensor, Any], Tensor]
 Bridge = Literal["full", "forward-only", "none"]
 Optimiser = Literal["sgd", "adam"]
 
@@ -161,7 +162,7 @@ def metagradient(
         augment: (images of a batch, step) -> images, differentiable and the same at every call with the same step.
         passes: the network's passes, where they were prepared before (`compiled`).
     """
-    window = _checked_window(window, len(batches))
+    window = checked_window(window, len(batches))
     run = passes or eager(loss)
     beta = 0.0 if bridge == "none" else momentum
 
@@ -177,7 +178,7 @@ def metagradient(
             mean = {name: beta * m + gradient[name] for name, m in mean.items()}
             params = {name: p - lr * mean[name] for name, p in params.items()}
         else:
-            mean, square, params = _adam(params, gradient, mean, square, lr, beta, t + 1)
+            mean, square, params = adam_step(params, gradient, mean, square, lr, beta, t + 1)
         if t >= first:
             trajectory.keep(t - first, before, *((gradient, mean, square) if optimiser == "adam" else ()))
 
@@ -193,15 +194,15 @@ def metagradient(
             keep = beta if bridge == "full" else 0.0
             mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
         else:
-            mu, carried = _adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
-        seen, pull = _with_pullback(augment, images[batches[t]], t)
+            mu, carried = adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
+        seen, pull = with_pullback(augment, images[batches[t]], t)
         curvature, by_seen = run.adjoint(before, seen, labels[batches[t]], mu)
         slope = {name: s + curvature[name] for name, s in slope.items()}
         by_images.index_add_(0, batches[t], pull(by_seen))
     return MetaGradient(value, by_images, params)
 
 
-def _with_pullback(augment: Augment | None, images: Tensor, t: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def with_pullback(augment: Augment | None, images: Tensor, t: Step) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """What step t saw of these images, and the way back from a gradient by what it saw to one by the images."""
     if augment is None:
         return images, lambda gradient: gradient
@@ -209,7 +210,7 @@ def _with_pullback(augment: Augment | None, images: Tensor, t: int) -> tuple[Ten
     return seen, lambda gradient: pull(gradient)[0]
 
 
-def _checked_window(window: int | None, steps: int) -> int:
+def checked_window(window: int | None, steps: int) -> int:
     if window is None:
         return steps
     if not 1 <= window <= steps:
@@ -217,7 +218,7 @@ def _checked_window(window: int | None, steps: int) -> int:
     return window
 
 
-def _adam(params: Params, gradient: Params, mean: Params, square: Params, lr: float, beta: float, t: int):
+def adam_step(params: Params, gradient: Params, mean: Params, square: Params, lr: float, beta: float, t: Step):
     """One step of Adam: (m_t, v_t, theta_t)."""
     mean = {name: beta * m + (1 - beta) * gradient[name] for name, m in mean.items()}
     square = {name: ADAM_BETA2 * v + (1 - ADAM_BETA2) * gradient[name] ** 2 for name, v in square.items()}
@@ -228,13 +229,13 @@ def _adam(params: Params, gradient: Params, mean: Params, square: Params, lr: fl
     return mean, square, new
 
 
-def _adam_adjoint(
+def adam_adjoint(
     kept: list[Params],
     slope: Params,
     carried: dict[str, tuple[Tensor, Tensor]],
     lr: float,
     beta: float,
-    t: int,
+    t: Step,
     bridge: Bridge,
 ) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
     """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).

@@ -5,7 +5,8 @@ the adjoint of an unroll needs: the same draw gives the same images going forwar
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,6 +48,22 @@ def apply(images: Tensor, drawn: Drawn) -> Tensor:
     for name, numbers in drawn.items():
         images = TRANSFORMS[name](images, numbers.to(images).expand(len(images), 2))
     return images
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Drawn for every step of an unroll: [T, images or 1, 2] numbers for each transform, on any device."""
+
+    numbers: Drawn
+
+    @staticmethod
+    def of(steps: Sequence[Drawn]) -> "Schedule":
+        return Schedule({name: torch.stack([drawn[name] for drawn in steps]) for name in steps[0]})
+
+    def __call__(self, images: Tensor, step: "int | Tensor") -> Tensor:
+        """The images as that step sees them; its number may be a tensor of one element, so that no host need know it."""
+        at = step if isinstance(step, Tensor) else torch.tensor([step])
+        return apply(images, {name: n.index_select(0, at.to(n.device)).squeeze(0) for name, n in self.numbers.items()})
 
 
 def _flip(images: Tensor, numbers: Tensor) -> Tensor:

@@ -1,0 +1,68 @@
+"""The unroll at the speed of a GPU: `engine` gives the fastest exact one for a network, and says so when that is not the
+fastest there is.
+
+kernels.py, convnet.py: the ConvNet by hand. flat.py: any network, on one vector of weights. engine.py: captured steps.
+"""
+
+import importlib.util
+import warnings
+from typing import Literal
+
+import torch
+
+from recollect import unroll
+from recollect.errors import RecollectError
+from recollect.fast.engine import Engine
+from recollect.fast.flat import Flat, General
+from recollect.nets import Network
+
+Compute = Literal["auto", "bf16", "tf32", "fp32"]
+_said: set[str] = set()
+
+
+def passes(
+    network: Network, device: str, compute: Compute = "auto", compile: bool = False, half: bool = True
+) -> tuple[Flat, str]:
+    """The passes for a network on a device, and the precision they compute in.
+
+    "auto" is bf16 where the ConvNet's kernels run (TF32 without `half`), and TF32 for other networks.
+    """
+    if not device.startswith("cuda"):
+        if compute not in ("auto", "fp32"):
+            raise RecollectError(f"compute is {compute}, which needs a CUDA device: give fp32 or auto")
+        return General(network, (unroll.compiled if compile else unroll.eager)(network.loss)), "fp32"
+    wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
+    major = torch.cuda.get_device_capability(device)[0]
+    if major < 8 and wanted != "fp32":
+        _say(f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32")
+        wanted = "fp32"
+    reason = _unfit(network)
+    if reason is None:
+        from recollect.fast.convnet import ConvNet
+
+        return ConvNet(network, wanted), wanted
+    if compute == "bf16":
+        _say(f"bf16 is for the ConvNet's kernels alone, and {reason}: computing in TF32")
+    _say(f"the general path runs this network: {reason}")
+    general = General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
+    return general, "tf32" if wanted == "bf16" else wanted
+
+
+def engine(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:
+    """The unroll for a network on a device."""
+    return Engine(*passes(network, device, compute, compile))
+
+
+def _unfit(network: Network) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
+    from recollect.fast.convnet import unfit
+
+    return unfit(network)
+
+
+def _say(line: str) -> None:
+    """Once."""
+    if line not in _said:
+        _said.add(line)
+        warnings.warn(line, stacklevel=3)

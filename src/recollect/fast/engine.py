@@ -1,0 +1,249 @@
+"""An unroll that stays on the device: each inner step and each adjoint step is one captured graph, replayed.
+
+The step's number, its batch, the trajectory and all sums live in tensors of fixed place, so that between two steps there
+is no Python, no copy from the host and no allocation. Several inner networks are branches of the same graph and fill the
+chip together. Without CUDA the very same steps run uncaptured, one operation after another: that is how they are tested.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recollect import unroll
+from recollect.data.augment import Schedule
+from recollect.fast.flat import Flat
+from recollect.nets import Params
+from recollect.unroll import Bridge, MetaGradient, Optimiser
+
+WARM_UP = 2  # runs before a capture: kernels are compiled, convolutions choose their algorithm
+
+
+class Start(NamedTuple):
+    """One inner network of an outer step."""
+
+    params: Params
+    """theta_0"""
+    batches: Tensor
+    """[T, B] rows of the recalled set"""
+    augment: Schedule | None = None
+
+
+@contextmanager
+def precision(name: str) -> Iterator[None]:
+    """The library's own products in full float32, or with "tf32" and "bf16" in TF32, while this lasts."""
+    reduced, before = name != "fp32", torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = reduced
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=reduced):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+class Engine:
+    """`unroll.metagradient` for one network, with the same meaning; several inner networks at a time with `together`."""
+
+    def __init__(self, flat: Flat, compute: str = "fp32"):
+        self.flat, self.compute = flat, compute
+        self.plans: dict[tuple, _Plan] = {}
+
+    def metagradient(
+        self, params: Params, images: Tensor, labels: Tensor, batches: Tensor, query: tuple[Tensor, Tensor], **options
+    ) -> MetaGradient:
+        """See `unroll.metagradient`; `augment` must be a Schedule."""
+        start = Start(params, batches, options.pop("augment", None))
+        return self.together([start], images, labels, query, **options)[0]
+
+    def together(
+        self,
+        starts: Sequence[Start],
+        images: Tensor,
+        labels: Tensor,
+        query: tuple[Tensor, Tensor],
+        *,
+        lr: float,
+        momentum: float,
+        bridge: Bridge = "full",
+        window: int | None = None,
+        optimiser: Optimiser = "sgd",
+        longest: int | None = None,
+    ) -> list[MetaGradient]:
+        """One metagradient for each inner network, all of them of the same length.
+
+        `longest` is the longest unroll to come: up to it, unrolls of different lengths share their captured steps.
+        """
+        steps, batch = starts[0].batches.shape
+        window = unroll.checked_window(window, steps)
+        names = tuple((name, numbers.shape[1]) for name, numbers in (starts[0].augment or Schedule({})).numbers.items())
+        shapes = (len(starts), batch, images.shape, query[0].shape, images.device)
+        capacity = max(steps, longest or 0)
+        key = (shapes, names, window, capacity, lr, momentum, bridge, optimiser)
+        with precision(self.compute):
+            if key not in self.plans:
+                self.plans.clear()  # its graphs hold memory
+                self.plans[key] = _Plan(self.flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser)
+            return self.plans[key].run(starts, images, labels, query)
+
+
+class _Inner:
+    """The tensors of one inner network."""
+
+    def __init__(self, start: Start, size: int, images: Tensor, window: int, capacity: int, kinds: int):
+        new = images.new_zeros
+        self.theta, self.mean, self.square, self.slope, self.mu = (new(size) for _ in range(5))
+        self.by_mean, self.by_square = new(size), new(size)
+        # weights before each step (for Adam its gradient and averages too); row 0 takes the steps before the window
+        self.trajectory = [new(window + 1, size) for _ in range(kinds)]
+        self.batches = torch.zeros(capacity, start.batches.shape[1], dtype=torch.long, device=images.device)
+        self.step, self.first = (torch.zeros(1, dtype=torch.long, device=images.device) for _ in range(2))
+        self.by_images, self.value = torch.zeros_like(images), new(())
+        numbers = start.augment.numbers if start.augment else {}
+        self.augment = Schedule({name: n.new_zeros(capacity, *n.shape[1:]).to(images) for name, n in numbers.items()})
+
+    def begin(self, start: Start, vector: Tensor, window: int) -> None:
+        self.theta.copy_(vector)
+        for tensor in (self.mean, self.square, self.mu, self.by_mean, self.by_square, self.by_images, self.step):
+            tensor.zero_()
+        steps = len(start.batches)
+        self.batches[:steps].copy_(start.batches)
+        self.first.fill_(steps - window)
+        if start.augment:
+            for name, numbers in start.augment.numbers.items():
+                self.augment.numbers[name][:steps].copy_(numbers)
+
+    @property
+    def place(self) -> Tensor:
+        """The row of the trajectory that belongs to this step."""
+        return (self.step - self.first + 1).clamp_(min=0)
+
+
+class _Plan:
+    """Steps for one shape of unroll: captured once, replayed for every outer step."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        starts: Sequence[Start],
+        images: Tensor,
+        query: tuple[Tensor, Tensor],
+        window: int,
+        capacity: int,
+        lr: float,
+        momentum: float,
+        bridge: Bridge,
+        optimiser: Optimiser,
+    ):
+        self.flat, self.window, self.lr, self.bridge, self.optimiser = flat, window, lr, bridge, optimiser
+        self.beta = 0.0 if bridge == "none" else momentum
+        size, kinds = len(flat.pack(starts[0].params)), 1 if optimiser == "sgd" else 4
+        self.images = torch.zeros_like(images)
+        self.labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+        self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
+        self.inner = [_Inner(start, size, images, window, capacity, kinds) for start in starts]
+        self.forward, self.judge, self.adjoint = (
+            _captured(lambda step=step: self._side_by_side(step), images.device)
+            for step in (self._forward, self._judge, self._adjoint)
+        )
+
+    def run(
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor]
+    ) -> list[MetaGradient]:
+        self.images.copy_(images)
+        self.labels.copy_(labels)
+        for mine, given in zip(self.query, query, strict=True):
+            mine.copy_(given)
+        for inner, start in zip(self.inner, starts, strict=True):
+            inner.begin(start, self.flat.pack(start.params), self.window)
+        for _ in range(len(starts[0].batches)):
+            self.forward()
+        self.judge()
+        for _ in range(self.window):
+            self.adjoint()
+        return [
+            MetaGradient(inner.value.clone(), inner.by_images.clone(), self.flat.unpack(inner.theta, start.params))
+            for inner, start in zip(self.inner, starts, strict=True)
+        ]
+
+    def _side_by_side(self, step: Callable[[_Inner], None]) -> None:
+        """The step of every inner network; on a GPU each on a stream of its own, so that they become parallel branches."""
+        if len(self.inner) == 1 or not self.images.is_cuda:
+            for inner in self.inner:
+                step(inner)
+            return
+        main = torch.cuda.current_stream()
+        streams = [torch.cuda.Stream() for _ in self.inner]
+        for inner, stream in zip(self.inner, streams, strict=True):
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                step(inner)
+        for stream in streams:
+            main.wait_stream(stream)
+
+    def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor]:
+        rows = inner.batches.index_select(0, inner.step).flatten()
+        return rows, self.images.index_select(0, rows), self.labels.index_select(0, rows)
+
+    def _forward(self, inner: _Inner) -> None:
+        _, seen, labels = self._batch(inner)
+        gradient = self.flat.gradient(inner.theta, inner.augment(seen, inner.step), labels)
+        kept = [inner.theta]
+        if self.optimiser == "sgd":
+            torch.add(gradient, inner.mean, alpha=self.beta, out=inner.mean)
+        else:
+            mean, square, new = unroll.adam_step(
+                {"": inner.theta}, {"": gradient}, {"": inner.mean}, {"": inner.square}, self.lr, self.beta,
+                inner.step.double() + 1,
+            )  # fmt: skip
+            inner.mean.copy_(mean[""])
+            inner.square.copy_(square[""])
+            kept += [gradient, inner.mean, inner.square]
+        for block, tensor in zip(inner.trajectory, kept, strict=True):
+            block.index_copy_(0, inner.place, tensor[None])
+        if self.optimiser == "sgd":
+            inner.theta.add_(inner.mean, alpha=-self.lr)
+        else:
+            inner.theta.copy_(new[""])
+        inner.step.add_(1)
+
+    def _judge(self, inner: _Inner) -> None:
+        slope, value = self.flat.judge(inner.theta, *self.query)
+        inner.slope.copy_(slope)
+        inner.value.copy_(value)
+
+    def _adjoint(self, inner: _Inner) -> None:
+        inner.step.sub_(1)
+        before, *adam = (block.index_select(0, inner.place).flatten() for block in inner.trajectory)
+        if self.optimiser == "sgd":
+            inner.mu.mul_(self.beta if self.bridge == "full" else 0.0).add_(inner.slope, alpha=-self.lr)
+        else:
+            mu, carried = unroll.adam_adjoint(
+                [{"": kept} for kept in adam], {"": inner.slope}, {"": (inner.by_mean, inner.by_square)}, self.lr, self.beta,
+                inner.step.double() + 1, self.bridge,
+            )  # fmt: skip
+            inner.mu.copy_(mu[""])
+            inner.by_mean.copy_(carried[""][0])
+            inner.by_square.copy_(carried[""][1])
+        rows, images, labels = self._batch(inner)
+        seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
+        curvature, by_seen = self.flat.adjoint(before, seen, labels, inner.mu)
+        inner.slope.add_(curvature)
+        inner.by_images.index_add_(0, rows, pull(by_seen))
+
+
+def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """A step as one graph launch; as it is where there is no CUDA."""
+    if device.type != "cuda":
+        return step
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay

@@ -1,0 +1,92 @@
+"""Any network's passes on one vector of weights, and the same in pieces for a batch that does not fit.
+
+One vector is what makes an inner step short: one kernel updates it, one keeps it in the trajectory, whatever the network.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from recollect.nets import Network, Params
+from recollect.unroll import Passes
+
+
+class Flat(Protocol):
+    """Passes over a network whose weights are one vector. `total` is the number of images that the loss is a mean over, where
+    these are only some of them."""
+
+    network: Network
+
+    def pack(self, params: Params) -> Tensor: ...
+    def unpack(self, vector: Tensor, like: Params) -> Params: ...
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor: ...
+    def judge(
+        self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+    def adjoint(
+        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class General:
+    """The passes of unroll.py, eager or compiled, for any network."""
+
+    def __init__(self, network: Network, passes: Passes):
+        self.network, self.passes = network, passes
+        self.shapes = {name: p.shape for name, p in network.module.named_parameters()}
+
+    def pack(self, params: Params) -> Tensor:
+        return torch.cat([params[name].flatten() for name in self.shapes])
+
+    def unpack(self, vector: Tensor, like: Params) -> Params:
+        """Tensors of their own: torch.compile cannot take the tangent of a view (torch 2.11)."""
+        pieces = vector.split([shape.numel() for shape in self.shapes.values()])
+        return {
+            name: piece.clone().view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        found = self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
+        return found if total is None else found * (len(images) / total)
+
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+        slope, value = self.passes.judge(self.unpack(vector, {}), images, labels)
+        share = 1.0 if total is None else len(images) / total
+        return self.pack(slope) * share, value * share
+
+    def adjoint(
+        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        curvature, by_images = self.passes.adjoint(self.unpack(vector, {}), images, labels, self.unpack(mu, {}))
+        share = 1.0 if total is None else len(images) / total
+        return self.pack(curvature) * share, by_images * share
+
+
+class Pieces:
+    """The same passes over at most `most` images at a time: exact, since no image's norm looks at another image."""
+
+    def __init__(self, flat: Flat, most: int):
+        self.flat, self.most, self.network = flat, most, flat.network
+        self.pack, self.unpack = flat.pack, flat.unpack
+
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        return self.judge(vector, images, labels, total)[0]
+
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+        total, slope, value = total or len(images), torch.zeros_like(vector), vector.new_zeros(())
+        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
+            by_vector, loss = self.flat.judge(vector, part, truth, total)
+            slope += by_vector
+            value = value + loss
+        return slope, value
+
+    def adjoint(
+        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        total, curvature, by_images = total or len(images), torch.zeros_like(vector), []
+        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
+            by_vector, by_part = self.flat.adjoint(vector, part, truth, mu, total)
+            curvature += by_vector
+            by_images.append(by_part)
+        return curvature, torch.cat(by_images)
