@@ -130,6 +130,24 @@ class ConvNet:
             params[name] = part.clone(memory_format=torch.contiguous_format)
         return params
 
+    def work(self, images: int) -> dict[str, tuple[float, float]]:
+        """(operations, bytes) of each pass: products of the convolutions, and what the launches read and write between them,
+        each tensor once."""
+        operations = {"gradient": 0.0, "adjoint": 0.0}
+        numbers = {"gradient": 3.0, "adjoint": 5.0}
+        patches = self.blocks[0].side ** 2 * self.patch
+        numbers = {name: times * patches for name, times in numbers.items()}
+        for number, block in enumerate(self.blocks):
+            inputs = self.channels if number == 0 else self.width
+            unit = 2 * 9 * inputs * self.width * block.side**2
+            operations["gradient"] += (3 if number else 2) * unit
+            operations["adjoint"] += (8 if number else 5) * unit
+            whole, pooled = self.width * block.side**2, self.width * block.side**2 / 4
+            numbers["gradient"] += 5 * pooled + (6 * whole if number else 0)
+            numbers["adjoint"] += 13 * pooled + (16 * whole if number else 0)
+        size = 2 if self.precision == "bf16" else 4
+        return {name: (images * operations[name], images * numbers[name] * size) for name in operations}
+
     # ---- the passes -------------------------------------------------------------------------------------------------
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:

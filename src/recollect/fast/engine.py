@@ -144,7 +144,7 @@ class _Plan:
         self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
         self.inner = [_Inner(start, size, images, window, capacity, kinds) for start in starts]
         self.forward, self.judge, self.adjoint = (
-            _captured(lambda step=step: self._side_by_side(step), images.device)
+            captured(lambda step=step: self._side_by_side(step), images.device)
             for step in (self._forward, self._judge, self._adjoint)
         )
 
@@ -233,7 +233,7 @@ class _Plan:
         inner.by_images.index_add_(0, rows, pull(by_seen))
 
 
-def _captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """A step as one graph launch; as it is where there is no CUDA."""
     if device.type != "cuda":
         return step
