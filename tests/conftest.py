@@ -1,10 +1,14 @@
 """Toy data: three classes of small images, each class with bright rows of its own; and a memory of them."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels then run on the processor
 
 from recollect import Images, Memory, Preprocess, load
 from recollect.header import Header

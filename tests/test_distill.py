@@ -66,7 +66,7 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
     monkeypatch.setattr(
         Network,
         "fresh",
-        lambda self, seed, device: {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
+        lambda self, seed: {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
     )
     seen = []
     real = module.unroll.metagradient
@@ -99,7 +99,7 @@ def test_inner_batches_are_balanced_and_without_repeats():
     images = toy()
     config = resolve(replace(CONFIG, inner_per_class=2, bases=2), images)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    batches = distiller._batches(3, 5, torch.Generator().manual_seed(0))
+    batches = distiller._batches(3, 5, None, torch.Generator().manual_seed(0))
     assert batches.shape == (4, 6)
     for rows in batches:
         assert len(set(rows.tolist())) == 6
@@ -110,7 +110,7 @@ def test_random_window_ends_anywhere_from_full():
     images = toy()
     config = resolve(replace(CONFIG, inner_steps=6, window=2, window_place="random"), images)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    lengths = {len(distiller._batches(3, 5, torch.Generator().manual_seed(seed))) for seed in range(200)}
+    lengths = {len(distiller._batches(3, 5, None, torch.Generator().manual_seed(seed))) for seed in range(200)}
     assert lengths == {2, 3, 4, 5, 6}
 
 

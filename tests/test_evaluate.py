@@ -11,7 +11,7 @@ from recollect import Recipe, RecollectError, Split, distill
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.distill import seeded
-from recollect.evaluate import accuracy, across, evaluate, full_data, random_real, train
+from recollect.evaluate import _prepared, accuracy, across, evaluate, full_data, random_real, train
 from recollect.nets import Network
 
 RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
@@ -102,6 +102,15 @@ def test_random_real_draws_training_images_anew_for_each_network(monkeypatch):
     assert not torch.equal(seen[0][0], seen[1][0])
 
 
+@pytest.mark.parametrize("kind", ["normalise", "zca"])
+def test_prepared_on_a_device_some_at_a_time(kind, monkeypatch):
+    pixels = toy().train.images
+    preprocess = Preprocess.fit(pixels, kind)
+    monkeypatch.setattr(sys.modules["recollect.evaluate"], "MOST_PREPARED", 4)
+    assert torch.equal(_prepared(pixels, preprocess, "cpu"), preprocess(pixels))
+    assert torch.allclose(_prepared(pixels, preprocess, "cpu:0"), preprocess(pixels), atol=1e-5)
+
+
 def test_full_data_learns():
     images = toy(40)
     recipe = replace(RECIPE, epochs=30)
@@ -123,6 +132,8 @@ def test_refusals():
         evaluate(memory(), toy(), recipe=replace(RECIPE, epochs=0))
     with pytest.raises(RecollectError, match="cannot evaluate on 'train'"):
         evaluate(memory(), toy(), on="train")  # pyright: ignore
+    with pytest.raises(RecollectError, match="compute is tf32, which needs a CUDA device"):
+        evaluate(memory(), toy(), device="cpu", compute="tf32")
 
 
 def test_recipe_of_the_memory_is_the_inner_loops():

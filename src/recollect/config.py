@@ -104,8 +104,11 @@ class DistillConfig:
     """of everything random"""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one"""
+    compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
+    """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet, TF32 for other networks"""
     compile: bool = False
-    """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks"""
+    """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
+    ConvNet on a GPU has kernels of its own and does not need it"""
     checkpoint_seconds: float = 60.0
     """how often a checkpoint is written"""
 

@@ -13,19 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import recollect
-from recollect import unroll
+from recollect import fast, unroll
 from recollect.config import DistillConfig, Recipe, check, to_json
 from recollect.data import augment
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
+from recollect.fast.engine import Start
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
@@ -164,6 +165,16 @@ def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.G
         fill(matrix, generator=generator)
 
 
+class _Draws(NamedTuple):
+    """What one outer step draws: labels, a transform shared by all its images, real images, inner networks."""
+
+    labels: Tensor
+    shared: augment.Drawn
+    rows: Tensor
+    truth: Tensor
+    starts: list[Start]
+
+
 class Distiller:
     """The data and the network of one run, and the metagradient they give. Holds nothing that changes."""
 
@@ -174,78 +185,93 @@ class Distiller:
         self.pixels = real.images.to(config.device)
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.augmentation = augment.parse(config.augment)
-        self.passes = (unroll.compiled if config.compile else unroll.eager)(network.loss)
+        self.on_gpu = config.device.startswith("cuda")
+        if self.on_gpu:
+            self.engine = fast.fastest(network, config.device, config.compute, config.compile)
+        else:
+            self.passes = (unroll.compiled if config.compile else unroll.eager)(network.loss)
+        self.ahead: dict[int, _Draws] = {}
 
     def gradient(self, state: State) -> tuple[float, list[Tensor]]:
         """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
         config, device = self.config, self.config.device
-        generator = seeded(config.seed, 1, state.step)
-        chosen = self._labels(generator)
-        queries = torch.nn.functional.one_hot(chosen, self.classes).float().to(device)
+        drawn = self.ahead.pop(state.step, None) or self._draw(state.step, len(state.addressing))
+        queries = torch.nn.functional.one_hot(drawn.labels, self.classes).float().to(device)
         recalled = recall(state.bases, state.addressing, queries, self.shape[1:])  # [Q r, C, H, W]
-        matrices = len(state.addressing)
-        labels = chosen.repeat_interleave(matrices).to(device)
-        shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
-        query = self._query(chosen, shared, generator)
-
-        value, by_images = 0.0, torch.zeros_like(recalled)
-        for _ in range(config.networks_per_step):
-            seed = int(torch.randint(2**62, (), generator=generator))
-            batches = self._batches(len(chosen), matrices, generator)
-            found = unroll.metagradient(
-                self.network.loss,
-                self.network.fresh(seed, device),
-                recalled.detach(),
-                labels,
-                batches.to(device),
-                query,
-                lr=config.inner_lr,
-                momentum=config.inner_momentum,
-                bridge=config.bridge,
-                window=min(config.window or len(batches), len(batches)),
-                optimiser=config.inner_optimiser,
-                augment=self._augmentation(shared, batches.shape, generator),
-                passes=self.passes,
-            )
-            value += float(found.loss) / config.networks_per_step
-            by_images += found.images / config.networks_per_step
+        labels = drawn.labels.repeat_interleave(len(state.addressing)).to(device)
+        pixels = self.preprocess(self.pixels[drawn.rows.to(self.pixels.device)])
+        query = augment.apply(pixels, drawn.shared), drawn.truth.to(device)
+        options = {
+            "lr": config.inner_lr,
+            "momentum": config.inner_momentum,
+            "bridge": config.bridge,
+            "window": min(config.window or config.inner_steps, len(drawn.starts[0].batches)),
+            "optimiser": config.inner_optimiser,
+        }
+        if self.on_gpu:
+            arguments = (drawn.starts, recalled.detach(), labels, query)
+            found = self.engine.together(*arguments, **options, longest=config.inner_steps)
+            self.ahead[state.step + 1] = self._draw(state.step + 1, len(state.addressing))  # while the GPU is busy
+        else:
+            found = [
+                unroll.metagradient(
+                    self.network.loss, start.params, recalled.detach(), labels, start.batches, query,
+                    augment=start.augment, passes=self.passes, **options,
+                )
+                for start in drawn.starts
+            ]  # fmt: skip
+        value = sum(float(each.loss) for each in found) / len(found)
+        by_images = torch.stack([each.images for each in found]).mean(0)
         return value, list(torch.autograd.grad(recalled, state.learned, by_images))
+
+    def _draw(self, step: int, matrices: int) -> "_Draws":
+        """All that is random in an outer step."""
+        config, generator = self.config, seeded(self.config.seed, 1, step)
+        labels = self._labels(generator)
+        shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
+        rows, truth = self._real(labels, generator)
+        starts, steps = [], None
+        for _ in range(config.networks_per_step):
+            params = self.network.fresh(int(torch.randint(2**62, (), generator=generator)))
+            batches = self._batches(len(labels), matrices, steps, generator)
+            starts.append(Start(params, batches, self._augmentation(shared, batches.shape, generator)))
+            steps = len(batches)
+        return _Draws(labels, shared, rows, truth, starts)
 
     def _labels(self, generator: torch.Generator) -> Tensor:
         """Line 4: a subset of the labels, in order."""
         count = self.config.classes_per_step or self.classes
         return torch.randperm(self.classes, generator=generator)[:count].sort().values
 
-    def _batches(self, classes: int, matrices: int, generator: torch.Generator) -> Tensor:
+    def _batches(self, classes: int, matrices: int, steps: int | None, generator: torch.Generator) -> Tensor:
         """Line 9 for all inner steps: [T, B] rows of the recalled set, the same number of each class in each step."""
         config = self.config
-        steps = config.inner_steps
-        if config.window and config.window_place == "random":
-            steps = int(torch.randint(config.window, steps + 1, (), generator=generator))
+        if steps is None:
+            steps = config.inner_steps
+            if config.window and config.window_place == "random":
+                steps = int(torch.randint(config.window, steps + 1, (), generator=generator))
         picks = torch.rand(steps, classes, matrices, generator=generator).argsort(-1)[..., : config.inner_per_class]
         return (picks + torch.arange(classes)[:, None] * matrices).flatten(1)
 
-    def _query(self, chosen: Tensor, shared: augment.Drawn, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Line 14: real images of the chosen labels, as the network sees them."""
-        rows, labels = [], []
-        for label in chosen.tolist():
+    def _real(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Line 14: rows and labels of real images of the chosen classes."""
+        rows, truth = [], []
+        for label in labels.tolist():
             of_class = self.by_class[label]
             pick = of_class[torch.randperm(len(of_class), generator=generator)[: self.config.real_per_class]]
             rows.append(pick)
-            labels.append(torch.full_like(pick, label))
-        pixels = self.pixels[torch.cat(rows).to(self.pixels.device)]
-        return augment.apply(self.preprocess(pixels), shared), torch.cat(labels).to(self.pixels.device)
+            truth.append(torch.full_like(pick, label))
+        return torch.cat(rows), torch.cat(truth)
 
     def _augmentation(
         self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator
-    ) -> unroll.Augment | None:
+    ) -> augment.Schedule | None:
         """What happens to the batch of each inner step."""
         if shared:
-            return lambda batch, _: augment.apply(batch, shared)
+            return augment.Schedule({name: numbers.expand(shape[0], 1, 2) for name, numbers in shared.items()})
         if not self.augmentation:
             return None
-        drawn = [augment.draw(self.augmentation, shape[1], generator) for _ in range(shape[0])]
-        return lambda batch, step: augment.apply(batch, drawn[step])
+        return augment.Schedule.of([augment.draw(self.augmentation, shape[1], generator) for _ in range(shape[0])])
 
     def step(self, state: State) -> dict[str, Any]:
         """One outer step, in place: gradient, clip, update, average. Returns what to log of it."""

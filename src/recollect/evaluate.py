@@ -7,6 +7,7 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -14,17 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from recollect import fast
 from recollect.config import Recipe, from_json
 from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.distill import find_device, seeded
 from recollect.errors import RecollectError
+from recollect.fast import Compute
+from recollect.fast.engine import precision
+from recollect.fast.train import batches
+from recollect.fast.train import train as train_captured
 from recollect.memory import Memory
 from recollect.nets import Constructor, Network, Params
 
 On = Literal["test", "validation"]
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
+MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time on a GPU
 
 
 class Options(TypedDict, total=False):
@@ -35,6 +42,7 @@ class Options(TypedDict, total=False):
     on: On
     seed: int
     device: str
+    compute: Compute
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ def evaluate(
     on: On = "test",
     seed: int = 0,
     device: str = "auto",
+    compute: Compute = "auto",
     name: str = "memory",
 ) -> Evaluation:
     """Train fresh networks on all that a memory recalls, and read their accuracy on a split of its dataset.
@@ -96,15 +105,16 @@ def evaluate(
         network: a function (image shape, classes) -> nn.Module instead of the recipe's named network.
         networks: how many.
         on: "test", or "validation" for anything that will be chosen by it.
+        compute: precision of the arithmetic on a GPU: "tf32", "fp32" or "bf16"; "auto" is TF32.
     """
     if images.shape != memory.image_shape or images.class_names != memory.class_names:
         raise RecollectError(
             f"the memory is of {memory.header.dataset} ({len(memory.class_names)} classes of {list(memory.image_shape)}), "
             f"the data is {images.name} ({images.classes} classes of {list(images.shape)}): give the memory's own dataset"
         )
-    options = Options(network=network, networks=networks, on=on, seed=seed, device=device)
-    recipe = recipe or memory_recipe(memory)
-    return _measure(name, lambda *_: memory.recall(), images, memory.preprocess(), recipe, **options)
+    options = Options(network=network, networks=networks, on=on, seed=seed, device=device, compute=compute)
+    recipe, recalled = recipe or memory_recipe(memory), memory.recall()
+    return _measure(name, lambda *_: recalled, images, memory.preprocess(), recipe, **options)
 
 
 def memory_recipe(memory: Memory) -> Recipe:
@@ -115,6 +125,7 @@ def random_real(
     images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]
 ) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
+    device = find_device(options.get("device", "auto"))
 
     def draw(seed: int, number: int) -> Part:
         generator = seeded(seed, 3, number)
@@ -123,14 +134,15 @@ def random_real(
             of_class = (images.train.labels == label).nonzero().flatten()
             rows.append(of_class[torch.randperm(len(of_class), generator=generator)[:per_class]])
         split = images.train[torch.cat(rows)]
-        return preprocess(split.images), split.labels
+        return _prepared(split.images, preprocess, device), split.labels
 
     return _measure("random real images", draw, images, preprocess, recipe, **options)
 
 
 def full_data(images: Images, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The upper bound: all training images."""
-    everything = (preprocess(images.train.images), images.train.labels)
+    device = find_device(options.get("device", "auto"))
+    everything = (_prepared(images.train.images, preprocess, device), images.train.labels)
     return _measure("all the data", lambda *_: everything, images, preprocess, recipe, **options)
 
 
@@ -146,6 +158,7 @@ def _measure(
     on: On = "test",
     seed: int = 0,
     device: str = "auto",
+    compute: Compute = "auto",
 ) -> Evaluation:
     """Train on source(seed, number) and judge: side by side where that is faster, else one after another."""
     if networks < 1:
@@ -156,14 +169,17 @@ def _measure(
     device = find_device(device)
     net = Network(network or recipe.network, images.shape, images.classes)
     split = images.test if on == "test" else images.validation
-    judged = preprocess(split.images).to(device), split.labels.to(device)
-    group = networks if side_by_side(net, device) else 1
+    judged = _prepared(split.images, preprocess, device), split.labels.to(device)
+    _, used = fast.passes(net, device, compute, half=False)
+    group = networks if device.startswith("cuda") or side_by_side(net) else 1
     values: list[float] = []
     for first in range(0, networks, group):
         numbers = range(first, min(first + group, networks))
         parts = [source(seed, number) for number in numbers]
-        for params in train(net, parts, recipe, [int(seeded(seed, 2, n).initial_seed()) for n in numbers], device):
-            values.append(100 * accuracy(net, params, *judged))
+        seeds = [int(seeded(seed, 2, number).initial_seed()) for number in numbers]
+        trained = train(net, parts, recipe, seeds, device, compute)
+        with precision(used) if device.startswith("cuda") else nullcontext():
+            values += [100 * accuracy(net, params, *judged) for params in trained]
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
     return Evaluation(name, shown, tuple(values), on, protocol(recipe, networks), time.perf_counter() - began)
 
@@ -173,17 +189,38 @@ def protocol(recipe: Recipe, networks: int) -> str:
     return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
 
 
-def side_by_side(network: Network, device: str) -> bool:
-    """Networks are trained together on a GPU, and on a CPU where there is no convolution (grouped ones are slow there)."""
-    return device.startswith("cuda") or not any(isinstance(m, nn.Conv2d) for m in network.module.modules())
+def _prepared(pixels: Tensor, preprocess: Preprocess, device: str) -> Tensor:
+    """Images as a network sees them; for a GPU they travel as pixels, and are prepared there."""
+    if device == "cpu":
+        return preprocess(pixels)
+    images = torch.empty(pixels.shape, device=device)
+    for place, some in zip(images.split(MOST_PREPARED), pixels.split(MOST_PREPARED), strict=True):
+        place.copy_(preprocess(some.to(device)))
+    return images
 
 
-def train(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int], device: str = "cpu") -> list[Params]:
+def side_by_side(network: Network) -> bool:
+    """On a CPU networks are trained together where there is no convolution (grouped ones are slow there)."""
+    return not any(isinstance(module, nn.Conv2d) for module in network.module.modules())
+
+
+def train(
+    network: Network,
+    parts: list[Part],
+    recipe: Recipe,
+    seeds: list[int],
+    device: str = "cpu",
+    compute: Compute = "auto",
+) -> list[Params]:
     """One network for each part, by SGD with momentum from fresh parameters; the same ones whether alone or together."""
     _check(recipe)
+    if device.startswith("cuda"):
+        flat, used = fast.passes(network, device, compute, half=False)
+        with torch.cuda.device(device), precision(used):
+            return train_captured(flat, parts, recipe, seeds, device)
     if len(parts) == 1:
-        return [_train_one(network, parts[0], recipe, seeds[0], device)]
-    return _train_together(network, parts, recipe, seeds, device)
+        return [_train_one(network, parts[0], recipe, seeds[0])]
+    return _train_together(network, parts, recipe, seeds)
 
 
 def _check(recipe: Recipe) -> None:
@@ -194,37 +231,28 @@ def _check(recipe: Recipe) -> None:
         raise RecollectError(f"lr is {recipe.lr}: give a number above 0")
 
 
-def _batches(count: int, recipe: Recipe, generator: torch.Generator):
-    """(rows, augmentation parameters) of each step: every image once an epoch, in an order of its own."""
-    names = augment.parse(recipe.augment)
-    for _ in range(recipe.epochs):
-        for rows in torch.randperm(count, generator=generator).split(recipe.batch):
-            yield rows, augment.draw(names, len(rows), generator)
-
-
-def _train_one(network: Network, part: Part, recipe: Recipe, seed: int, device: str) -> Params:
-    images, labels = part[0].to(device), part[1].to(device)
-    params = {name: p.requires_grad_() for name, p in network.fresh(seed, device).items()}
+def _train_one(network: Network, part: Part, recipe: Recipe, seed: int) -> Params:
+    images, labels = part
+    params = {name: p.requires_grad_() for name, p in network.fresh(seed).items()}
     optimiser = torch.optim.SGD(list(params.values()), lr=recipe.lr, momentum=recipe.momentum)
-    for rows, drawn in _batches(len(labels), recipe, seeded(seed, 1)):
-        rows = rows.to(device)
+    for rows, drawn in batches(len(labels), recipe, seeded(seed, 1)):
         optimiser.zero_grad()
         network.loss(params, augment.apply(images[rows], drawn), labels[rows]).backward()
         optimiser.step()
     return {name: p.detach() for name, p in params.items()}
 
 
-def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int], device: str) -> list[Params]:
+def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int]) -> list[Params]:
     """All networks in one batched step; each has its own images, order and augmentation."""
-    images = torch.stack([part[0] for part in parts]).to(device)  # [n, N, C, H, W]
-    labels = torch.stack([part[1] for part in parts]).to(device)
-    fresh = [network.fresh(seed, device) for seed in seeds]
+    images = torch.stack([part[0] for part in parts])  # [n, N, C, H, W]
+    labels = torch.stack([part[1] for part in parts])
+    fresh = [network.fresh(seed) for seed in seeds]
     params = {name: torch.stack([each[name] for each in fresh]) for name in fresh[0]}
     speed = {name: torch.zeros_like(p) for name, p in params.items()}
     gradient = vmap(grad(network.loss))
-    which = torch.arange(len(parts), device=device)[:, None]
-    for steps in zip(*(_batches(labels.shape[1], recipe, seeded(seed, 1)) for seed in seeds), strict=True):
-        rows = torch.stack([rows for rows, _ in steps]).to(device)
+    which = torch.arange(len(parts))[:, None]
+    for steps in zip(*(batches(labels.shape[1], recipe, seeded(seed, 1)) for seed in seeds), strict=True):
+        rows = torch.stack([rows for rows, _ in steps])
         batch = torch.stack([augment.apply(x, drawn) for x, (_, drawn) in zip(images[which, rows], steps, strict=True)])
         found = gradient(params, batch, labels[which, rows])
         for name, p in params.items():
@@ -238,6 +266,8 @@ def accuracy(network: Network, params: Params, images: Tensor, labels: Tensor) -
     """Share of images whose highest logit is their label's."""
     right = 0
     for batch, truth in zip(images.split(2048), labels.split(2048), strict=True):
+        if batch.is_cuda:
+            batch = batch.contiguous(memory_format=torch.channels_last)
         right += int((network.logits(params, batch).argmax(1) == truth).sum())
     return right / len(labels)
 

@@ -1,5 +1,5 @@
-"""The unroll at the speed of a GPU: `engine` gives the fastest exact one for a network, and says so when that is not the
-fastest there is.
+"""The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is not the
+ConvNet's.
 
 kernels.py, convnet.py: the ConvNet by hand. flat.py: any network, on one vector of weights. engine.py: captured steps.
 """
@@ -13,10 +13,11 @@ import torch
 from recollect import unroll
 from recollect.errors import RecollectError
 from recollect.fast.engine import Engine
-from recollect.fast.flat import Flat, General
+from recollect.fast.flat import Flat, General, Pieces
 from recollect.nets import Network
 
 Compute = Literal["auto", "bf16", "tf32", "fp32"]
+MOST_IMAGES = 4096  # in one pass of the ConvNet's kernels, whose offsets are 32-bit
 _said: set[str] = set()
 
 
@@ -34,13 +35,15 @@ def passes(
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
     if major < 8 and wanted != "fp32":
-        _say(f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32")
+        _say(
+            f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32"
+        )
         wanted = "fp32"
     reason = _unfit(network)
     if reason is None:
         from recollect.fast.convnet import ConvNet
 
-        return ConvNet(network, wanted), wanted
+        return Pieces(ConvNet(network, wanted), MOST_IMAGES), wanted
     if compute == "bf16":
         _say(f"bf16 is for the ConvNet's kernels alone, and {reason}: computing in TF32")
     _say(f"the general path runs this network: {reason}")
@@ -48,7 +51,7 @@ def passes(
     return general, "tf32" if wanted == "bf16" else wanted
 
 
-def engine(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:
+def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:
     """The unroll for a network on a device."""
     return Engine(*passes(network, device, compute, compile))
 

@@ -16,7 +16,7 @@ from recollect import report, unroll
 from recollect.errors import RecollectError
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import Engine, precision
-from recollect.fast.flat import General
+from recollect.fast.flat import Flat, General
 from recollect.memory import recall
 from recollect.nets import Network, Params
 from recollect.unroll import MetaGradient
@@ -90,10 +90,8 @@ def published_loop(params: Params, images: Tensor, labels: Tensor, batches: Tens
         weights = {name: p.to(images.device).requires_grad_() for name, p in kept[t].items()}
         seen = images[batches[t]].requires_grad_()
         mu = {name: momentum * mu[name] - lr * slope[name] for name in names}
-        inner = torch.autograd.grad(
-            loss(weights, seen, labels[batches[t]]), list(weights.values()), create_graph=True
-        )
-        dot = sum((g * mu[name]).sum() for name, g in zip(names, inner, strict=True))
+        inner = torch.autograd.grad(loss(weights, seen, labels[batches[t]]), list(weights.values()), create_graph=True)
+        dot = torch.stack([(g * mu[name]).sum() for name, g in zip(names, inner, strict=True)]).sum()
         *curvature, by_seen = torch.autograd.grad(dot, [*weights.values(), seen], allow_unused=True)
         slope = {n: slope[n] if c is None else slope[n] + c for n, c in zip(names, curvature, strict=True)}
         by_images.index_add_(0, batches[t], by_seen)
@@ -109,49 +107,28 @@ def _modules() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, CLASSES))
 
 
-def engine_speed(profile: bool = False, slow: bool = True) -> dict[str, Any]:
-    """Seconds an outer iteration and peak memory of each way, at each setting; and how near the ConvNet path is to the chip.
-
-    `slow` includes the general path through torch.compile (a minute to compile for each shape) and full-graph autograd.
-    """
+def engine_speed(profile: bool = False) -> dict[str, Any]:
+    """Seconds an outer iteration and peak memory of each way, at each setting; and how near the ConvNet path is to the chip."""
     _need_cuda()
     network = Network("convnet", SHAPE, CLASSES)
     rate, bandwidth = _matrix_rate(), _copy_bandwidth()
     found: dict[str, Any] = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
     report.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
+    passes = {"eager": unroll.eager(network.loss), "compiled": unroll.compiled(network.loss)}
     for setting in SETTINGS:
-        arguments = problem(setting)
-        options = {**OPTIONS, "window": setting.window}
-        ways: dict[str, tuple[str, int, Callable[[], object]]] = {
-            "(a) published loop, fp32": ("fp32", 1, lambda: published_loop(*arguments, **options)),
-            "(a) published loop, TF32": ("tf32", 1, lambda: published_loop(*arguments, **options)),
-        }
-        if slow and setting.window is None:
-            from recollect.bench import full_graph
-
-            ways["(b) full graph, TF32"] = ("tf32", 1, lambda: full_graph(network.loss, *arguments, **OPTIONS))
-        general = {"eager": unroll.eager, "compiled": unroll.compiled} if slow else {"eager": unroll.eager}
-        for name, make in general.items():
-            engine = Engine(General(network, make(network.loss)), "tf32")
-            ways[f"(c) general, {name}, TF32"] = ("tf32", 3, lambda e=engine: e.metagradient(*arguments, **options))
-        for mode in ("fp32", "tf32", "bf16"):
-            engine = Engine(ConvNet(network, mode), mode)
-            ways[f"(d) ConvNet, {mode}"] = (mode, 5, lambda e=engine: e.metagradient(*arguments, **options))
         rows: dict[str, Any] = {}
-        while ways:
-            name, (mode, rounds, way) = next(iter(ways.items()))
-            del ways[name]  # with its captured graphs, before the next one's memory is measured
+        for name, (mode, rounds, way) in _ways(setting, network, passes).items():
             rows[name] = _measure(way, mode, rounds)
-            del way
-            seconds, peak = rows[name]["seconds"], rows[name]["peak GiB"]
-            report.say(f"{setting.name}: {name}: " + (f"{seconds:.3f} s, {peak:.2f} GiB" if seconds else "does not fit"))
+            report.say(f"{setting.name}: {name}: {_shown(rows[name])}")
         work = ConvNet(network, "bf16").work(setting.batch)
-        window, fast = setting.window or setting.steps, rows["(d) ConvNet, bf16"]["seconds"]
+        window, seconds = setting.window or setting.steps, rows["(d) ConvNet, bf16"]["seconds"]
         flops, moved = (setting.steps * a + window * b for a, b in zip(work["gradient"], work["adjoint"], strict=True))
-        rows["(a) / (d)"] = rows["(a) published loop, fp32"]["seconds"] / fast
-        rows["(a) in TF32 / (d)"] = rows["(a) published loop, TF32"]["seconds"] / fast
-        rows["(d) of the matrix rate"] = flops / fast / rate
-        rows["(d) of the copy bandwidth"] = moved / fast / bandwidth
+        rows["(a) / (d)"] = rows["(a) published loop, fp32"]["seconds"] / seconds
+        rows["(a) in TF32 / (d)"] = rows["(a) published loop, TF32"]["seconds"] / seconds
+        rows["(d) of the matrix rate"] = flops / seconds / rate
+        rows["(d) of the copy bandwidth"] = moved / seconds / bandwidth
+        needs = Engine(ConvNet(network, "bf16")).needs(1, setting.batch, setting.real, window)
+        rows["(d) estimated before it starts, GiB"] = needs / 2**30
         found[setting.name] = rows
         report.pairs(setting.name, [(name, _shown(value)) for name, value in rows.items()])
     if profile:
@@ -160,20 +137,49 @@ def engine_speed(profile: bool = False, slow: bool = True) -> dict[str, Any]:
     return found
 
 
+def _ways(setting: Setting, network: Network, passes: dict[str, unroll.Passes]) -> dict[str, tuple[str, int, Callable]]:
+    """Each way to an outer iteration: its precision, how often to time it, and a function that makes the call to time, so
+    that nothing of one way lives on beside the next."""
+    arguments, options = problem(setting), {**OPTIONS, "window": setting.window}
+
+    def captured(flat: Callable[[], Flat], mode: str) -> Callable:
+        def make():
+            engine = Engine(flat(), mode)
+            return lambda: engine.metagradient(*arguments, **options)
+
+        return make
+
+    loop = lambda: lambda: published_loop(*arguments, **options)  # noqa: E731
+    ways: dict[str, tuple[str, int, Callable]] = {
+        "(a) published loop, fp32": ("fp32", 1, loop),
+        "(a) published loop, TF32": ("tf32", 1, loop),
+    }
+    if setting.window is None:
+        from recollect.bench import full_graph
+
+        ways["(b) full graph, TF32"] = ("tf32", 1, lambda: lambda: full_graph(network.loss, *arguments, **OPTIONS))
+    for name, each in passes.items():
+        ways[f"(c) general, {name}, TF32"] = ("tf32", 3, captured(lambda each=each: General(network, each), "tf32"))
+    for mode in ("fp32", "tf32", "bf16"):
+        ways[f"(d) ConvNet, {mode}"] = (mode, 5, captured(lambda mode=mode: ConvNet(network, mode), mode))
+    return ways
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}"
     return f"{value['seconds']:.3f} s, {value['peak GiB']:.2f} GiB" if value["seconds"] else "does not fit"
 
 
-def _measure(way: Callable[[], object], mode: str, rounds: int) -> dict[str, Any]:
+def _measure(make: Callable[[], Callable], mode: str, rounds: int) -> dict[str, Any]:
     """Median seconds after one run to warm up, and the most memory that was held."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_reserved()
     try:
-        with precision(mode):
+        with precision(mode, benchmark=True):
+            way = make()
             way()
             seconds = []
             for _ in range(rounds):
@@ -238,19 +244,72 @@ def profile_steps(batch: int = 320) -> str:
     return found.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
 
 
-def exactness(lengths: tuple[int, ...] = (20, 150), batch: int = 320) -> dict[str, Any]:
-    """Each precision's metagradient against float64 autograd's: relative error and cosine similarity."""
+def exactness(lengths: tuple[int, ...] = (20, 150)) -> dict[str, Any]:
+    """Each precision's metagradient against float64 autograd's: relative error and cosine similarity.
+
+    Where a pixel comes as near to the ReLU's kink as rounding reaches, two roundings take different sides, and the
+    metagradient, which is not continuous there, differs by more than rounding. How much is in the row of float64 against
+    itself, with the first weights moved by as much as float32 rounds them. So each pass is compared on its own too, and an
+    unroll so small that no pixel comes that near.
+    """
     _need_cuda()
-    network = Network("convnet", SHAPE, CLASSES)
     found: dict[str, Any] = {}
+
+    def note(what: str, given: Tensor, exact: Tensor) -> None:
+        error = float((given - exact).norm() / exact.norm())
+        cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
+        found[what] = {"relative error": error, "1 - cosine": 1 - cosine}
+        report.say(f"{what}: relative error {error:.1e}, cosine {cosine:.5f}")
+
+    modes = ("fp32", "tf32", "bf16")
+    network = Network("convnet", SHAPE, CLASSES)
+    params, images, labels, batches, _ = problem(Setting("", 320, 1), torch.float64)
+    generator = torch.Generator("cuda").manual_seed(0)
+    mu = {n: torch.randn(p.shape, generator=generator, device="cuda", dtype=p.dtype) * 0.01 for n, p in params.items()}
+    seen, truth = images[batches[0]], labels[batches[0]]
+    slope = unroll.eager(network.loss).gradient(params, seen, truth)
+    curvature, by_seen = unroll.eager(network.loss).adjoint(params, seen, truth, mu)
+    for mode in modes:
+        flat = ConvNet(network, mode)
+        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
+        with precision(mode):
+            given = flat.gradient(vector, seen.float(), truth)
+            moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
+        for name, ours, exact in (
+            ("gradient", given, flat.pack(slope)),
+            ("Hessian times mu", moved, flat.pack(curvature)),
+            ("gradient of that by the images", by_images, by_seen),
+        ):
+            note(f"one pass of 320 images, {name}, {mode}", ours.double(), exact.double())
+
+    small = Network("convnet:width=16,depth=2", (1, 8, 8), CLASSES)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(20, 1, 8, 8, generator=generator)
+    batches = torch.stack([torch.randperm(20, generator=generator)[:2] for _ in range(20)]).cuda()
+    query = torch.randn(10, 1, 8, 8, generator=generator).cuda(), torch.arange(10).cuda()
+    settings = [("T = 20, 2 images of 8x8 a step, width 16", small, small.fresh(0), images, batches, query)]
     for steps in lengths:
-        setting = Setting("", batch, steps)
-        exact = unroll.metagradient(network.loss, *problem(setting, torch.float64), **OPTIONS).images
-        arguments = problem(setting)
-        for mode in ("fp32", "tf32", "bf16"):
-            given = Engine(ConvNet(network, mode), mode).metagradient(*arguments, **OPTIONS).images.double()
-            error = float((given - exact).norm() / exact.norm())
-            cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
-            found[f"T = {steps}, {mode}"] = {"relative error": error, "cosine": cosine}
-            report.say(f"T = {steps}, {batch} images a step, {mode}: relative error {error:.2e}, cosine {cosine:.5f}")
+        params, images, labels, batches, query = problem(Setting("", 320, steps))
+        settings.append((f"T = {steps}, 320 images a step", network, params, images, batches, query))
+    for name, net, params, images, batches, query in settings:
+        labels = (torch.arange(len(images)) * CLASSES // len(images)).cuda()
+        single = ({n: p.cuda() for n, p in params.items()}, images.cuda(), labels, batches, query)
+        double = _double(single)
+        exact = unroll.metagradient(net.loss, *double, **OPTIONS).images
+        noise = torch.Generator("cuda").manual_seed(0)
+        for p in double[0].values():
+            p += p * (torch.rand(p.shape, generator=noise, device="cuda", dtype=p.dtype) - 0.5) * 2**-23
+        note(
+            f"{name}, float64 from weights rounded to float32",
+            unroll.metagradient(net.loss, *double, **OPTIONS).images,
+            exact,
+        )
+        for mode in modes:
+            given = Engine(ConvNet(net, mode), mode).metagradient(*single, **OPTIONS).images
+            note(f"{name}, {mode}", given.double(), exact)
     return found
+
+
+def _double(arguments: tuple) -> tuple:
+    params, images, labels, batches, (real, truth) = arguments
+    return {n: p.double() for n, p in params.items()}, images.double(), labels, batches, (real.double(), truth)

@@ -8,11 +8,14 @@ The adjoint carries value and tangent side by side. Stacked as A = [a; da] and G
 
 so that a layer costs five launches for its eight convolutions, and the sums are taken where they are next read.
 
-The vector holds, block after block, the first convolution as [K, C] (its 9 taps and inputs, padded to K), or a later one as
-[C out, 3, 3, C in]; gamma; beta; then the linear layer, its features in the order of channels-last maps, and its bias.
-Biases of the convolutions are not in it: the norm takes them away, so their gradients are zero.
+The vector holds the first convolution as [K, C] (its 9 taps and inputs, padded to K) and gamma and beta of every block: the
+rows that kernels give image by image, so that one sum over images finishes them all. Then come the other convolutions as
+[C out, 3, 3, C in], the linear layer with its features in the order of channels-last maps, and its bias. Biases of the
+convolutions are not in it: the norm takes them away, so their gradients are zero.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -21,11 +24,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recollect.fast import kernels
+from recollect.fast import kernels as written
 from recollect.nets import InstanceNorm, Network, Params
 
 aten = torch.ops.aten
-TILES: dict[tuple[str, bool, bool], tuple[int, int, int, int]] = {}  # (kernel, fused, tangent): rows, channels, warps, stages
+kernels: Any = written  # launched as kernel[grid](...), which no type checker knows
+CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+TILES = {
+    ("forward", True, False): (64, 32, 4, 2, 4),
+    ("forward", True, True): (32, 64, 4, 2, 2),
+    ("backward", True, False): (64, 64, 4, 3, 4),
+    ("backward", True, True): (64, 64, 4, 3, 1),
+    ("forward", False, False): (32, 32, 4, 1, 4),
+    ("forward", False, True): (64, 32, 8, 1, 4),
+    ("backward", False, False): (64, 64, 4, 1, 4),
+    ("backward", False, True): (64, 32, 8, 1, 4),
+}
+"""How a kernel (fused or not, with a tangent or not) cuts its work up: rows, channels, warps, stages, unrolling. The best of
+some 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
 
 
 @dataclass(frozen=True)
@@ -36,30 +52,37 @@ class Block:
     norm: str
     side: int
     """of its map, before pooling"""
+    row: int
+    """of its gamma among the rows that lead the vector; beta's is the next"""
     start: int
-    """of its weights in the vector"""
-    inputs: int
-    """values of a patch (first block, padded) or channels"""
+    """of its convolution in the vector"""
 
 
 def unfit(network: Network) -> str | None:
     """Why these kernels cannot run a network; None if they can."""
-    layers = list(cast(nn.Sequential, network.module)) if isinstance(network.module, nn.Sequential) else []
+    module, (inputs, height, breadth) = network.module, network.shape
+    layers = list(module) if isinstance(module, nn.Sequential) else []
     blocks, rest = divmod(len(layers) - 2, 4)
-    if blocks < 1 or rest:
-        return "it is not a ConvNet with pooling in every block"
-    for conv, norm, relu, pool in zip(*(layers[k : 4 * blocks : 4] for k in range(4)), strict=True):
-        kinds = isinstance(conv, nn.Conv2d) and isinstance(norm, InstanceNorm) and isinstance(relu, nn.ReLU)
-        if not kinds or not isinstance(pool, nn.AvgPool2d) or pool.kernel_size != 2 or conv.kernel_size != (3, 3):
-            return "it is not a ConvNet with pooling in every block"
-    if not isinstance(layers[-2], nn.Flatten) or not isinstance(layers[-1], nn.Linear):
-        return "it does not end in one linear layer"
-    width, (inputs, height, breadth) = layers[0].out_channels, network.shape
-    side = height + 2 * layers[0].padding[0] - 2
+    linear = layers[-1] if layers else None
+    if blocks < 1 or rest or not isinstance(layers[-2], nn.Flatten) or not isinstance(linear, nn.Linear):
+        return "it is not a ConvNet: blocks of convolution, norm, ReLU and pooling, then one linear layer"
+    if linear.bias is None:
+        return "its linear layer has no bias"
+    width, first = getattr(layers[0], "out_channels", 0), getattr(layers[0], "padding", (0, 0))
+    for number in range(blocks):
+        conv, norm, relu, pool = layers[4 * number : 4 * number + 4]
+        if not (isinstance(norm, InstanceNorm) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
+            return f"its block {number + 1} is not convolution, InstanceNorm, ReLU and average pooling"
+        plain = nn.Conv2d(width if number else inputs, width, 3, padding=1 if number else first)
+        if not isinstance(conv, nn.Conv2d) or any(getattr(conv, name) != getattr(plain, name) for name in CONVOLUTION):
+            return f"its convolution {number + 1} is not a plain 3x3 one of {width} channels"
+        if (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) != (2, 2, 0, False):
+            return f"its pooling {number + 1} is not by 2"
     if width not in (16, 32, 64, 128, 256):
         return f"its width is {width}, not 16, 32, 64, 128 or 256"
-    if height != breadth or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
-        return f"its maps are {side}x{breadth + 2 * layers[0].padding[0] - 2}, not square with a power of two from 8 to 64"
+    side = height + 2 * first[0] - 2
+    if height != breadth or first[0] != first[1] or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
+        return f"its maps are {side}x{breadth + 2 * first[1] - 2}, not square with a power of two from 8 to 64"
     if inputs > 7:
         return f"its images have {inputs} channels, not 1 to 7"
     return None
@@ -68,22 +91,25 @@ def unfit(network: Network) -> str | None:
 class ConvNet:
     """The passes of a ConvNet in one precision: "bf16", or "tf32" and "fp32" on float32 tensors."""
 
+    benchmark = True  # let the library try its convolutions: they are few, and run many times
+
     def __init__(self, network: Network, precision: str):
         self.network, self.precision = network, precision
         self.kind = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.dot = "tf32" if precision == "tf32" else "ieee"
         layers = list(cast(nn.Sequential, network.module))
-        count = len(layers) // 4
+        count, first = len(layers) // 4, cast(nn.Conv2d, layers[0])
         self.source, self.channels = network.shape[1], network.shape[0]
-        self.width, self.padding = layers[0].out_channels, layers[0].padding[0]
+        self.width, self.padding = first.out_channels, cast(tuple[int, int], first.padding)[0]
         self.patch = _power(9 * self.channels, 16)
         self.classes, self.padded = network.classes, _power(network.classes, 16)
+        side, self.rows = self.source + 2 * self.padding - 2, self.patch + 2 * count
         self.blocks: list[Block] = []
-        start, side, inputs = 0, self.source + 2 * self.padding - 2, self.patch
+        start = self.rows * self.width
         for number in range(count):
-            self.blocks.append(Block(f"{4 * number}", f"{4 * number + 1}", side, start, inputs))
-            start += self.width * ((inputs if number == 0 else 9 * inputs) + 2)
-            side, inputs = side // 2, self.width
+            row = self.patch + 2 * number
+            self.blocks.append(Block(f"{4 * number}", f"{4 * number + 1}", side, row, start if number else 0))
+            start += 9 * self.width**2 if number else 0
+            side //= 2
         self.linear, self.head_at, self.features = f"{len(layers) - 1}", start, side * side * self.width
         self.size = start + self.classes * (self.features + 1)
 
@@ -92,11 +118,15 @@ class ConvNet:
     def _parts(self, vector: Tensor) -> dict[str, Tensor]:
         """Its named parts, as views in their own layout."""
         parts, width = {}, self.width
+        rows = vector[: self.rows * width].view(self.rows, width)
         for number, block in enumerate(self.blocks):
-            taps = block.inputs if number == 0 else 9 * block.inputs
-            weight, gamma, beta = vector[block.start : block.start + width * (taps + 2)].split((width * taps, width, width))
-            parts[f"{block.name}.weight"] = weight.view(taps, width) if number == 0 else weight.view(width, 3, 3, width)
-            parts[f"{block.norm}.weight"], parts[f"{block.norm}.bias"] = gamma, beta
+            weight = (
+                vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width)
+                if number
+                else rows[: self.patch]
+            )
+            parts[f"{block.name}.weight"] = weight
+            parts[f"{block.norm}.weight"], parts[f"{block.norm}.bias"] = rows[block.row], rows[block.row + 1]
         head = vector[self.head_at :]
         parts[f"{self.linear}.weight"] = head[: -self.classes].view(self.classes, self.features)
         parts[f"{self.linear}.bias"] = head[-self.classes :]
@@ -119,7 +149,7 @@ class ConvNet:
 
     def unpack(self, vector: Tensor, like: Params) -> Params:
         """Parameters again; the convolutions' biases, which do not move, as they are in `like`."""
-        params, side = dict(like), self.blocks[-1].side // 2
+        params, side = {name: p.to(vector.device) for name, p in like.items()}, self.blocks[-1].side // 2
         for name, part in self._parts(vector).items():
             if name == "0.weight":
                 part = part[: 9 * self.channels].T.reshape(like[name].shape)
@@ -148,6 +178,20 @@ class ConvNet:
         size = 2 if self.precision == "bf16" else 4
         return {name: (images * operations[name], images * numbers[name] * size) for name in operations}
 
+    def held(self, images: int, adjoint: bool) -> int:
+        """Bytes of all tensors of a pass over so many images."""
+        size, first = self.kind.itemsize, self.blocks[0].side ** 2
+        stack = 2 if adjoint else 1
+        numbers = first * (self.patch + (2 * 9 * self.channels if adjoint else 0))
+        rest = 0
+        for number, block in enumerate(self.blocks):
+            whole, pooled = self.width * block.side**2, self.width * block.side**2 // 4
+            numbers += 3 * stack * pooled  # a, its sums, the gradient by it
+            rest += pooled  # counts, a byte each
+            if number:
+                numbers += (5 if adjoint else 2) * whole + (pooled if adjoint else 0)
+        return images * (size * numbers + rest + 4 * self.width * self.rows)
+
     # ---- the passes -------------------------------------------------------------------------------------------------
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
@@ -161,24 +205,24 @@ class ConvNet:
 
     def _value(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None) -> tuple[Tensor, Tensor]:
         found, given = torch.empty_like(vector), self._given(vector)
-        count, run = len(images), _Launch(self, len(images), tangent=False)
-        patches, means = run.unfold(images)
-        maps, pooled, stats = [None], [], []
+        run = _Launch(self, images, tangent=False)
+        maps: list[Any] = [None]
+        kept, pooled = [], []
         for number, block in enumerate(self.blocks):
             if number:
                 maps.append(_convolve(pooled[-1], given.weights[number]))
-            a, kept = run.forward(block, given, None, maps[number], None, None, patches, means)
-            pooled.append(a)
-            stats.append(kept)
-        ga, losses = run.head(pooled[-1], given, None, labels, total or count, self._head(found))
+            pooled.append(run.forward(block, given, None, maps[number]))
+            kept.append(run.kept)
+        ga, losses = run.head(pooled[-1], given, None, labels, total or len(images), self._head(found))
         for number, block in reversed(list(enumerate(self.blocks))):
-            arguments = (block, given, None, maps[number], None, None, patches, stats[number], ga, None, None)
-            gy, _, partial = run.backward(*arguments)
-            self._sum(partial, found, block, number)
+            gy = run.backward(block, given, None, maps[number], kept[number], ga)
             if number:
-                weight = given.weights[number]
-                ga, by_weight, _ = _backward(gy, pooled[number - 1], weight, (True, True))
-                self._store(by_weight, found, block)
+                before, weight = pooled[number - 1], given.weights[number]
+                with run.aside(gy):
+                    self._store(_by_weight(gy, before, weight), found, block)
+                ga = _by_input(gy, before, weight)
+        self._sum(run.partial, found)
+        run.join()
         return found, losses
 
     def adjoint(
@@ -186,32 +230,31 @@ class ConvNet:
     ) -> tuple[Tensor, Tensor]:
         """(H mu, (d/dx) <g, mu>)."""
         found, given, moved = torch.empty_like(vector), self._given(vector), self._given(mu)
-        count, run = len(images), _Launch(self, len(images), tangent=True)
-        patches, means = run.unfold(images)
-        maps: list[tuple[Any, Any, Any]] = [(None, None, None)]
-        pooled, stats = [], []
+        count, run = len(images), _Launch(self, images, tangent=True)
+        maps: list[Any] = [None]
+        kept, pooled = [], []
         for number, block in enumerate(self.blocks):
             if number:
                 both = _convolve(pooled[-1], given.weights[number])
                 moving = _convolve(pooled[-1][:count], moved.weights[number])
                 maps.append((both[:count], both[count:], moving))
-            a, kept = run.forward(block, given, moved, *maps[number], patches, means)
-            pooled.append(a)
-            stats.append(kept)
+            pooled.append(run.forward(block, given, moved, maps[number]))
+            kept.append(run.kept)
         both, _ = run.head(pooled[-1], given, moved, labels, total or count, self._head(found))
-        dga, ga, moving = both[:count], both[count:], None
-        by_patch = None
+        back = (both[count:], both[:count], None)
         for number, block in reversed(list(enumerate(self.blocks))):
-            arguments = (block, given, moved, *maps[number], patches, stats[number], ga, dga, moving)
-            both, by_patch, partial = run.backward(*arguments)
-            self._sum(partial, found, block, number)
+            both = run.backward(block, given, moved, maps[number], kept[number], back)
             if number:
-                before = pooled[number - 1]
-                back, by_weight, _ = _backward(both, before, given.weights[number], (True, True))
-                moving, _, _ = _backward(both[count:], before[:count], moved.weights[number], (True, False))
-                dga, ga = back[:count], back[count:]
-                self._store(by_weight, found, block)
-        return found, run.fold(by_patch)
+                before, weight = pooled[number - 1], given.weights[number]
+                with run.aside(both):
+                    self._store(_by_weight(both, before, weight), found, block)
+                stack = _by_input(both, before, weight)
+                moving = _by_input(both[count:], before[:count], moved.weights[number])
+                back = (stack[count:], stack[:count], moving)
+        self._sum(run.partial, found)
+        by_images = run.fold()
+        run.join()
+        return found, by_images
 
     def _given(self, vector: Tensor) -> "_Given":
         return _Given(self._parts(vector), self._parts(vector.to(self.kind)), self)
@@ -220,11 +263,9 @@ class ConvNet:
         parts = self._parts(found)
         return parts[f"{self.linear}.weight"], parts[f"{self.linear}.bias"]
 
-    def _sum(self, partial: Tensor, found: Tensor, block: Block, number: int) -> None:
+    def _sum(self, partial: Tensor, found: Tensor) -> None:
         """The images' parts of a gradient, added up where they belong."""
-        start = block.start if number == 0 else block.start + 9 * block.inputs * self.width
-        place = found[start : start + partial[0].numel()].view(partial.shape[1:])
-        torch.sum(partial, 0, out=place)
+        torch.sum(partial, 0, out=found[: partial[0].numel()].view(partial.shape[1:]))
 
     def _store(self, by_weight: Tensor, found: Tensor, block: Block) -> None:
         taken = by_weight.permute(0, 2, 3, 1)
@@ -253,10 +294,40 @@ class _Given:
 
 
 class _Launch:
-    """The kernels of one pass over a batch."""
+    """The kernels of one pass over a batch, and what they hand on to each other."""
 
-    def __init__(self, net: ConvNet, count: int, tangent: bool):
-        self.net, self.count, self.tangent = net, count, tangent
+    def __init__(self, net: ConvNet, images: Tensor, tangent: bool):
+        self.net, self.count, self.tangent, self.device = net, len(images), tangent, images.device
+        side, options = net.blocks[0].side, {"INPUTS": net.channels, "PADDING": net.padding, "SOURCE": net.source}
+        self.shared = options | {"SIDE": side}
+        self.dots = {"DOT": "tf32" if net.precision == "tf32" else "ieee"}
+        pixels = min(256, side * side)
+        self.parts = {"TAPS": 9 * net.channels, "PARTS": side * side // pixels}
+        self.patches = self._new(self.count, side * side, net.patch)
+        self.gram = self._new(self.count, self.parts["PARTS"], net.patch, net.patch, kind=torch.float32)
+        self.partial = self._new(self.count, net.rows, net.width, kind=torch.float32)
+        self.side = torch.cuda.Stream() if images.is_cuda else None
+        self.held: list[Tensor] = []
+        kernels.unfold[(self.count, self.parts["PARTS"])](
+            images.contiguous(), self.patches, self.gram,
+            PIXELS=pixels, K=net.patch, ROWS=min(64, pixels), **self.shared, **self.dots,
+        )  # fmt: skip
+
+    @contextmanager
+    def aside(self, *needed: Tensor) -> Iterator[None]:
+        """Work that nothing in this pass waits for: beside the rest of it, on a GPU. What it needs is held until `join`."""
+        if self.side is None:
+            yield
+            return
+        self.held += needed
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def join(self) -> None:
+        if self.side is not None:
+            torch.cuda.current_stream().wait_stream(self.side)
+            self.held.clear()
 
     def _new(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=kind or self.net.kind, device=self.device)
@@ -272,54 +343,64 @@ class _Launch:
         first, second = both[: self.count], both[self.count :]
         return (second, first) if swapped else (first, second)
 
-    def unfold(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        net, self.device = self.net, images.device
-        side = net.blocks[0].side
-        patches = self._new(self.count, side * side, net.patch)
-        means = self._new(self.count, net.patch, kind=torch.float32)
-        options = {"SOURCE": net.source, "SIDE": side, "PADDING": net.padding, "INPUTS": net.channels, "K": net.patch}
-        kernels.unfold[(self.count,)](images.contiguous(), patches, means, **options, ROWS=min(64, side * side))
-        return patches, means
+    def forward(self, block: Block, given: "_Given", moved: "_Given | None", maps) -> Tensor:
+        """a, or [a; da]; `kept` is what backward needs of it."""
+        net, fused, side = self.net, block is self.net.blocks[0], block.side // 2
+        y, dy, ddy = maps if isinstance(maps, tuple) else (maps, None, None)
+        both = self._maps(side)
+        a, da = self._halves(both)
+        stats = self._new(4 if self.tangent else 2, self.count, net.width, kind=torch.float32)
+        alive = self._new(self.count, side * side, net.width, kind=torch.int8)
+        above, dabove = self._halves(self._maps(side))
+        self.kept = (stats, alive, above, dabove)
+        tiles = _tiles("forward", block, net, fused, self.tangent)
+        kernels.forward[(self.count, net.width // tiles["CHANNELS"])](
+            y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),
+            *given.norm(block), *(moved.norm(block) if moved else (None, None)), a, da, *self.kept, self.count,
+            SIDE=block.side, C=net.width, K=net.patch, FUSED=fused, TANGENT=self.tangent, EXACT=net.precision == "fp32",
+            **self.parts, **self.dots, **tiles,
+        )  # fmt: skip
+        return both
 
-    def fold(self, by_patch: Tensor) -> Tensor:
-        net = self.net
+    def backward(self, block: Block, given: "_Given", moved: "_Given | None", maps, kept, back) -> Any:
+        """gy, or [dgy; gy]; for the first block nothing, but it leaves the gradient by the patches to `fold`."""
+        net, fused = self.net, block is self.net.blocks[0]
+        y, dy, ddy = maps if isinstance(maps, tuple) else (maps, None, None)
+        ga, dga, ddga = back if isinstance(back, tuple) else (back, None, None)
+        both = None if fused else self._maps(block.side)
+        gy, dgy = (None, None) if both is None else self._halves(both, swapped=True)
+        tiles = _tiles("backward", block, net, fused, self.tangent)
+        parts = net.width // tiles["CHANNELS"]
+        self.by_patch = (
+            self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
+        )
+        gamma, beta = given.norm(block)
+        kernels.backward[(self.count, parts)](
+            y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),
+            gamma, beta, moved.norm(block)[0] if moved else None, *kept,
+            ga, dga, ddga, gy, dgy, self.by_patch, self.partial, self.count,
+            FIRST_ROW=block.row, ALL_ROWS=net.rows, SIDE=block.side, C=net.width, K=net.patch,
+            FUSED=fused, TANGENT=self.tangent, SMALL_DOT="ieee" if net.precision == "fp32" else "tf32",
+            **self.parts, **self.dots, **tiles,
+        )  # fmt: skip
+        return both
+
+    def _patches(self, fused: bool) -> tuple[Tensor | None, Tensor | None]:
+        return (self.patches, self.gram) if fused else (None, None)
+
+    def _first(self, fused: bool, given: "_Given", moved: "_Given | None") -> tuple[Tensor | None, Tensor | None]:
+        """The first convolution's weights and their tangent, for the kernels that do it themselves."""
+        return (given.weights[0], moved.weights[0] if moved else None) if fused else (None, None)
+
+    def fold(self) -> Tensor:
+        """The gradient by the images, from that by their patches."""
+        net, parts = self.net, self.by_patch
+        assert parts is not None  # backward of the first block came before
         by_images = self._new(self.count, net.channels, net.source, net.source, kind=torch.float32)
         pixels = _power(net.source**2, 16, most=256)
         grid = (self.count, net.channels, -(-(net.source**2) // pixels))
-        options = {"SOURCE": net.source, "SIDE": net.blocks[0].side, "PADDING": net.padding, "INPUTS": net.channels}
-        kernels.fold[grid](by_patch, by_images, self.count, len(by_patch), **options, K=net.patch, PIXELS=pixels)
+        kernels.fold[grid](parts, by_images, self.count, PARTS=len(parts), PIXELS=pixels, **self.shared)
         return by_images
-
-    def forward(self, block: Block, given: _Given, moved: "_Given | None", y, dy, ddy, patches, means):
-        net, fused = self.net, block is self.net.blocks[0]
-        both = self._maps(block.side // 2)
-        a, da = self._halves(both)
-        stats = self._new(4 if self.tangent else 2, self.count, net.width, kind=torch.float32)
-        shape = _tiles("forward", block, net, fused, self.tangent)
-        kernels.forward[(self.count, net.width // shape["CHANNELS"])](
-            y, dy, ddy, patches if fused else None, means if fused else None,
-            given.weights[0] if fused else None, moved.weights[0] if fused and moved else None,
-            *given.norm(block), *(moved.norm(block) if moved else (None, None)), a, da, stats, self.count,
-            SIDE=block.side, C=net.width, K=net.patch, FUSED=fused, TANGENT=self.tangent, PRECISION=net.dot, **shape,
-        )  # fmt: skip
-        return both, stats
-
-    def backward(self, block: Block, given: _Given, moved: "_Given | None", y, dy, ddy, patches, stats, ga, dga, ddga):
-        """(gy, or [dgy; gy]; the tangent of the gradient by the patches, first block; the parts of the norm's gradient)."""
-        net, fused = self.net, block is self.net.blocks[0]
-        both = None if fused else self._maps(block.side)
-        gy, dgy = (None, None) if both is None else self._halves(both, swapped=True)
-        shape = _tiles("backward", block, net, fused, self.tangent)
-        by_patch = self._new(net.width // shape["CHANNELS"], *patches.shape) if fused and self.tangent else None
-        partial = self._new(self.count, (net.patch if fused else 0) + 2, net.width, kind=torch.float32)
-        gamma, beta = given.norm(block)
-        kernels.backward[(self.count, net.width // shape["CHANNELS"])](
-            y, dy, ddy, patches if fused else None,
-            given.weights[0] if fused else None, moved.weights[0] if fused and moved else None,
-            gamma, beta, moved.norm(block)[0] if moved else None, stats, ga, dga, ddga, gy, dgy, by_patch, partial, self.count,
-            SIDE=block.side, C=net.width, K=net.patch, FUSED=fused, TANGENT=self.tangent, PRECISION=net.dot, **shape,
-        )  # fmt: skip
-        return both, by_patch, partial
 
     def head(self, features: Tensor, given: _Given, moved: "_Given | None", labels: Tensor, total: int, out):
         """(the gradient by the features, or [tangent; gradient]; every image's loss). Writes the layer's own gradient."""
@@ -331,24 +412,42 @@ class _Launch:
         ge = self._new(self.count, net.padded)
         dge = self._new(self.count, net.padded) if self.tangent else None
         shape = {"FEATURES": net.features, "CLASSES": net.classes, "PADDED": net.padded, "ROWS": 16}
-        shape |= {"BLOCK": min(64, net.features), "TANGENT": self.tangent, "PRECISION": net.dot}
+        shape |= {"BLOCK": min(4096 // net.padded, net.features), "TANGENT": self.tangent, "num_stages": 2, **self.dots}
         weight, bias = given.head
         dweight, dbias = moved.head if moved else (None, None)
         kernels.head[(-(-self.count // 16),)](
-            a, da, weight, dweight, bias, dbias, labels, losses, ge, dge, ga, dga, self.count, total, **shape
+            a,
+            da,
+            weight,
+            dweight,
+            bias,
+            dbias,
+            labels.contiguous(),
+            losses,
+            ge,
+            dge,
+            ga,
+            dga,
+            self.count,
+            total,
+            **shape,
         )
-        kernels.head_weights[(net.features // shape["BLOCK"],)](a, da, ge, dge, *out, self.count, **shape)
+        shape["BLOCK"] = min(64, net.features)
+        with self.aside(features, ge, *(() if dge is None else (dge,))):
+            kernels.head_weights[(net.features // shape["BLOCK"],)](a, da, ge, dge, *out, self.count, **shape)
         return both, losses
 
 
 def _tiles(kernel: str, block: Block, net: ConvNet, fused: bool, tangent: bool) -> dict[str, int]:
-    """How a kernel cuts its work up, found on an H200 (recollect bench engine)."""
-    rows, channels, warps, stages = TILES.get((kernel, fused, tangent), (64, 32, 4, 1))
+    rows, channels, warps, stages, unroll = TILES[kernel, fused, tangent]
+    if net.kind == torch.float32:  # twice the registers
+        rows, stages, unroll = min(rows, 32), 1, 1
     return {
         "ROWS": min(rows, block.side**2),
         "CHANNELS": min(channels, net.width),
         "num_warps": warps,
         "num_stages": stages,
+        "UNROLL": unroll,
     }
 
 
@@ -356,10 +455,16 @@ def _convolve(images: Tensor, weight: Tensor) -> Tensor:
     return F.conv2d(images, weight, padding=1)
 
 
-def _backward(by_output: Tensor, images: Tensor, weight: Tensor, wanted: tuple[bool, bool]):
-    return aten.convolution_backward(
-        by_output, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [*wanted, False]
-    )
+def _by_input(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    return _backward(by_output, images, weight, [True, False, False])[0]
+
+
+def _by_weight(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    return _backward(by_output, images, weight, [False, True, False])[1]
+
+
+def _backward(by_output: Tensor, images: Tensor, weight: Tensor, wanted: list[bool]):
+    return aten.convolution_backward(by_output, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
 
 
 def _power(number: int, least: int, most: int | None = None) -> int:

@@ -5,19 +5,22 @@ is no Python, no copy from the host and no allocation. Several inner networks ar
 chip together. Without CUDA the very same steps run uncaptured, one operation after another: that is how they are tested.
 """
 
+import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recollect import unroll
 from recollect.data.augment import Schedule
-from recollect.fast.flat import Flat
+from recollect.fast.flat import Flat, Pieces
 from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
+MOST_PLANS = 4  # captured at a time: an outer step may draw one of several augmentations
 WARM_UP = 2  # runs before a capture: kernels are compiled, convolutions choose their algorithm
 
 
@@ -32,12 +35,12 @@ class Start(NamedTuple):
 
 
 @contextmanager
-def precision(name: str) -> Iterator[None]:
+def precision(name: str, benchmark: bool = False) -> Iterator[None]:
     """The library's own products in full float32, or with "tf32" and "bf16" in TF32, while this lasts."""
     reduced, before = name != "fp32", torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = reduced
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=reduced):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=reduced):
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
@@ -49,6 +52,8 @@ class Engine:
     def __init__(self, flat: Flat, compute: str = "fp32"):
         self.flat, self.compute = flat, compute
         self.plans: dict[tuple, _Plan] = {}
+        self.most: int | None = None
+        """images in one pass, where more did not fit"""
 
     def metagradient(
         self, params: Params, images: Tensor, labels: Tensor, batches: Tensor, query: tuple[Tensor, Tensor], **options
@@ -77,15 +82,49 @@ class Engine:
         """
         steps, batch = starts[0].batches.shape
         window = unroll.checked_window(window, steps)
-        names = tuple((name, numbers.shape[1]) for name, numbers in (starts[0].augment or Schedule({})).numbers.items())
-        shapes = (len(starts), batch, images.shape, query[0].shape, images.device)
+        if any(start.batches.shape != starts[0].batches.shape for start in starts):
+            raise ValueError("inner networks side by side need batches of the same shape")
+        names = tuple(
+            tuple((name, n.shape[1]) for name, n in start.augment.numbers.items()) if start.augment else ()
+            for start in starts
+        )
+        shapes = (len(starts), batch, images.shape, query[0].shape, images.dtype, images.device)
         capacity = max(steps, longest or 0)
         key = (shapes, names, window, capacity, lr, momentum, bridge, optimiser)
-        with precision(self.compute):
-            if key not in self.plans:
-                self.plans.clear()  # its graphs hold memory
-                self.plans[key] = _Plan(self.flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser)
+        with precision(self.compute, self.flat.benchmark):
+            while key not in self.plans:
+                while len(self.plans) >= MOST_PLANS:
+                    self.plans.pop(next(iter(self.plans)))  # its graphs hold memory
+                flat = Pieces(self.flat, self.most) if self.most else self.flat
+                try:
+                    self.plans[key] = _Plan(
+                        flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser
+                    )
+                except torch.OutOfMemoryError:
+                    largest = self.most or max(batch, len(query[0]))
+                    if largest == 1:
+                        raise
+                    self._split(-(-largest // 2))
             return self.plans[key].run(starts, images, labels, query)
+
+    def needs(self, networks: int, batch: int, query: int, window: int, optimiser: Optimiser = "sgd") -> int:
+        """About how many bytes an unroll takes: the trajectory, and a pass twice over, which leaves room for the
+        convolutions' workspaces and for gaps between tensors."""
+        size = sum(p.numel() for p in self.flat.network.module.parameters())
+        kept = (window + 1) * (1 if optimiser == "sgd" else 4) + 8
+        passes = max(networks * self.flat.held(batch, True), networks * self.flat.held(query, False))
+        return networks * kept * size * 4 + 2 * passes
+
+    def _split(self, most: int) -> None:
+        """From now on no more than `most` images in one pass."""
+        self.most = most
+        self.plans.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"out of GPU memory: going on with at most {most} images in one pass (exact, slower)", stacklevel=3
+        )
 
 
 class _Inner:
@@ -97,27 +136,24 @@ class _Inner:
         self.by_mean, self.by_square = new(size), new(size)
         # weights before each step (for Adam its gradient and averages too); row 0 takes the steps before the window
         self.trajectory = [new(window + 1, size) for _ in range(kinds)]
-        self.batches = torch.zeros(capacity, start.batches.shape[1], dtype=torch.long, device=images.device)
-        self.step, self.first = (torch.zeros(1, dtype=torch.long, device=images.device) for _ in range(2))
+        # of each step: the rows of its batch, and where in the trajectory it belongs
+        rows = max(capacity, WARM_UP)
+        self.plan = torch.zeros(rows, start.batches.shape[1] + 1, dtype=torch.long, device=images.device)
+        self.step = torch.zeros(1, dtype=torch.long, device=images.device)
         self.by_images, self.value = torch.zeros_like(images), new(())
         numbers = start.augment.numbers if start.augment else {}
-        self.augment = Schedule({name: n.new_zeros(capacity, *n.shape[1:]).to(images) for name, n in numbers.items()})
+        self.augment = Schedule({name: n.new_zeros(rows, *n.shape[1:]).to(images) for name, n in numbers.items()})
 
     def begin(self, start: Start, vector: Tensor, window: int) -> None:
         self.theta.copy_(vector)
         for tensor in (self.mean, self.square, self.mu, self.by_mean, self.by_square, self.by_images, self.step):
             tensor.zero_()
         steps = len(start.batches)
-        self.batches[:steps].copy_(start.batches)
-        self.first.fill_(steps - window)
+        self.plan[:steps, :-1].copy_(start.batches)
+        self.plan[:steps, -1].copy_(torch.arange(window - steps + 1, window + 1).clamp_(min=0))
         if start.augment:
             for name, numbers in start.augment.numbers.items():
                 self.augment.numbers[name][:steps].copy_(numbers)
-
-    @property
-    def place(self) -> Tensor:
-        """The row of the trajectory that belongs to this step."""
-        return (self.step - self.first + 1).clamp_(min=0)
 
 
 class _Plan:
@@ -136,15 +172,17 @@ class _Plan:
         bridge: Bridge,
         optimiser: Optimiser,
     ):
-        self.flat, self.window, self.lr, self.bridge, self.optimiser = flat, window, lr, bridge, optimiser
+        self.flat, self.window, self.lr, self.optimiser = flat, window, lr, optimiser
+        self.bridge: Bridge = bridge
         self.beta = 0.0 if bridge == "none" else momentum
         size, kinds = len(flat.pack(starts[0].params)), 1 if optimiser == "sgd" else 4
         self.images = torch.zeros_like(images)
         self.labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
         self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
         self.inner = [_Inner(start, size, images, window, capacity, kinds) for start in starts]
+        pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
-            captured(lambda step=step: self._side_by_side(step), images.device)
+            captured(lambda step=step: self._side_by_side(step), images.device, pool)
             for step in (self._forward, self._judge, self._adjoint)
         )
 
@@ -182,14 +220,17 @@ class _Plan:
         for stream in streams:
             main.wait_stream(stream)
 
-    def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor]:
-        rows = inner.batches.index_select(0, inner.step).flatten()
-        return rows, self.images.index_select(0, rows), self.labels.index_select(0, rows)
+    def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rows, images and labels of this step, and its place in the trajectory."""
+        plan = inner.plan.index_select(0, inner.step).flatten()
+        rows = plan[:-1]
+        return rows, self.images.index_select(0, rows), self.labels.index_select(0, rows), plan[-1:]
 
     def _forward(self, inner: _Inner) -> None:
-        _, seen, labels = self._batch(inner)
+        _, seen, labels, place = self._batch(inner)
         gradient = self.flat.gradient(inner.theta, inner.augment(seen, inner.step), labels)
         kept = [inner.theta]
+        new = None
         if self.optimiser == "sgd":
             torch.add(gradient, inner.mean, alpha=self.beta, out=inner.mean)
         else:
@@ -201,8 +242,8 @@ class _Plan:
             inner.square.copy_(square[""])
             kept += [gradient, inner.mean, inner.square]
         for block, tensor in zip(inner.trajectory, kept, strict=True):
-            block.index_copy_(0, inner.place, tensor[None])
-        if self.optimiser == "sgd":
+            block.index_copy_(0, place, tensor[None])
+        if new is None:
             inner.theta.add_(inner.mean, alpha=-self.lr)
         else:
             inner.theta.copy_(new[""])
@@ -215,7 +256,8 @@ class _Plan:
 
     def _adjoint(self, inner: _Inner) -> None:
         inner.step.sub_(1)
-        before, *adam = (block.index_select(0, inner.place).flatten() for block in inner.trajectory)
+        rows, images, labels, place = self._batch(inner)
+        before, *adam = (block.index_select(0, place).flatten() for block in inner.trajectory)
         if self.optimiser == "sgd":
             inner.mu.mul_(self.beta if self.bridge == "full" else 0.0).add_(inner.slope, alpha=-self.lr)
         else:
@@ -226,24 +268,25 @@ class _Plan:
             inner.mu.copy_(mu[""])
             inner.by_mean.copy_(carried[""][0])
             inner.by_square.copy_(carried[""][1])
-        rows, images, labels = self._batch(inner)
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
         curvature, by_seen = self.flat.adjoint(before, seen, labels, inner.mu)
         inner.slope.add_(curvature)
         inner.by_images.index_add_(0, rows, pull(by_seen))
 
 
-def captured(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """A step as one graph launch; as it is where there is no CUDA."""
+def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:
+    """A step as one graph launch; as it is where there is no CUDA. Graphs that never run at the same time may share a pool."""
     if device.type != "cuda":
         return step
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
             step()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
     return graph.replay

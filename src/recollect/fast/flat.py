@@ -3,6 +3,7 @@
 One vector is what makes an inner step short: one kernel updates it, one keeps it in the trajectory, whatever the network.
 """
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,7 +18,10 @@ class Flat(Protocol):
     these are only some of them."""
 
     network: Network
+    benchmark: bool
+    """whether the library should try out its convolutions, which takes memory"""
 
+    def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
     def unpack(self, vector: Tensor, like: Params) -> Params: ...
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor: ...
@@ -32,9 +36,27 @@ class Flat(Protocol):
 class General:
     """The passes of unroll.py, eager or compiled, for any network."""
 
+    benchmark = False
+
     def __init__(self, network: Network, passes: Passes):
         self.network, self.passes = network, passes
         self.shapes = {name: p.shape for name, p in network.module.named_parameters()}
+
+    @cached_property
+    def _activations(self) -> int:
+        """Numbers that the network's layers put out for one image."""
+        counted: list[int] = []
+        layers = [m for m in self.network.module.modules() if next(m.children(), None) is None]
+        hooks = [layer.register_forward_hook(lambda _, __, out: counted.append(out.numel())) for layer in layers]
+        with torch.no_grad():
+            self.network.module(torch.zeros(1, *self.network.shape))
+        for hook in hooks:
+            hook.remove()
+        return sum(counted)
+
+    def held(self, images: int, adjoint: bool) -> int:
+        """Bytes of a pass: about two tensors a layer, and seven with the tangents of both ways (measured)."""
+        return images * self._activations * 4 * (7 if adjoint else 2)
 
     def pack(self, params: Params) -> Tensor:
         return torch.cat([params[name].flatten() for name in self.shapes])
@@ -67,13 +89,20 @@ class Pieces:
     """The same passes over at most `most` images at a time: exact, since no image's norm looks at another image."""
 
     def __init__(self, flat: Flat, most: int):
-        self.flat, self.most, self.network = flat, most, flat.network
+        self.flat, self.most, self.network, self.benchmark = flat, most, flat.network, flat.benchmark
         self.pack, self.unpack = flat.pack, flat.unpack
 
+    def held(self, images: int, adjoint: bool) -> int:
+        return self.flat.held(min(images, self.most), adjoint)
+
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        if len(images) <= self.most:
+            return self.flat.gradient(vector, images, labels, total)
         return self.judge(vector, images, labels, total)[0]
 
     def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+        if len(images) <= self.most:
+            return self.flat.judge(vector, images, labels, total)
         total, slope, value = total or len(images), torch.zeros_like(vector), vector.new_zeros(())
         for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
             by_vector, loss = self.flat.judge(vector, part, truth, total)
@@ -84,6 +113,8 @@ class Pieces:
     def adjoint(
         self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
     ) -> tuple[Tensor, Tensor]:
+        if len(images) <= self.most:
+            return self.flat.adjoint(vector, images, labels, mu, total)
         total, curvature, by_images = total or len(images), torch.zeros_like(vector), []
         for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
             by_vector, by_part = self.flat.adjoint(vector, part, truth, mu, total)

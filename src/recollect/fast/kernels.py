@@ -8,10 +8,18 @@ A block is y = w * x, then InstanceNorm, ReLU and 2x2 average pooling to a. For 
 The first block's convolution has so few products that its maps are never written: with FUSED, both kernels take the image's
 patches instead of y and multiply them anew wherever y is needed, and backward goes on to the gradient by weights and patches.
 
+What makes them short: where a pixel is alive (z > 0) the block is linear in y, and everything else is the same for a whole
+2x2 square or a whole channel. So forward keeps, for each square, how many of its pixels are alive and the sums of y-hat and
+its tangent over them; the norm's own gradients follow from those without another look at y. With u and v constant in a
+square, and A, B, C, E constant in a channel of an image,
+
+    gy = [z > 0] u + A (y - mean) + B           dgy = [z > 0] v + A (dy - dmean) + C (y - mean) + E
+
+and for the first block the linear terms need no pixels at all, but the patches' mean and covariance.
+
 Maps are channels-last. A map's pixels are numbered by their place in the 2x2 square first, and by the square then, so that
-pixel r of an image lies in square r % SQUARES: pooling adds up four tiles, and its way back reads one square for each pixel.
-Statistics and all that is elementwise are float32; what is stored, and what goes into a matrix product, has the type of the
-tensors given. Written by hand, d is a tangent and g a gradient: dy, gy, dgy.
+pixel r of an image lies in square r % SQUARES. Statistics and all that is elementwise are float32; what is stored, and what
+goes into a matrix product, has the type of the tensors given. A leading d is a tangent, a g a gradient: dy, gy, dgy.
 """
 
 import triton
@@ -21,69 +29,104 @@ EPSILON = tl.constexpr(1e-5)
 
 
 @triton.jit
-def _y(y, dy, ddy, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, PRECISION: tl.constexpr):
-    """y at pixels r and channels c of image n: read (as the sum of dy and ddy, for a tangent), or multiplied anew."""
-    HALF: tl.constexpr = SIDE // 2
-    SQUARES: tl.constexpr = HALF * HALF
+def _y(
+    y, more, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, DOT: tl.constexpr
+):
+    """y at pixels r and channels c of image n: read, as a sum of two if there is `more`; or multiplied anew."""
     if FUSED:
         k = tl.arange(0, K)
         patches = tl.load(x + (n * SIDE * SIDE + r)[:, None] * K + k[None, :])
-        return tl.dot(patches, w, input_precision=PRECISION)
+        return tl.dot(patches, w, input_precision=DOT)
     else:
-        place = r // SQUARES
-        square = r % SQUARES
-        pixel = (2 * (square // HALF) + place // 2) * SIDE + 2 * (square % HALF) + place % 2
-        at = (n * SIDE * SIDE + pixel)[:, None] * C + c[None, :]
-        if y is None:
-            return tl.load(dy + at).to(tl.float32) + tl.load(ddy + at).to(tl.float32)
-        else:
-            return tl.load(y + at).to(tl.float32)
+        at = (n * SIDE * SIDE + _pixel(r, SIDE))[:, None] * C + c[None, :]
+        value = tl.load(y + at).to(tl.float32)
+        if more is not None:
+            value += tl.load(more + at).to(tl.float32)
+        return value
+
+
+@triton.jit
+def _pixel(r, SIDE: tl.constexpr):
+    """Where pixel r lies in the map, row by row."""
+    HALF: tl.constexpr = SIDE // 2
+    SQUARES: tl.constexpr = HALF * HALF
+    place = r // SQUARES
+    square = r % SQUARES
+    return (2 * (square // HALF) + place // 2) * SIDE + 2 * (square % HALF) + place % 2
+
+
+@triton.jit
+def _moments(gram, n, k, TAPS: tl.constexpr, SIDE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr):
+    """An image's mean patch, and the sum of products of its patches about it, from the parts that `unfold` left."""
+    products = tl.zeros([K, K], tl.float32)
+    for part in tl.static_range(PARTS):
+        products += tl.load(gram + ((n * PARTS + part) * K + k[:, None]) * K + k[None, :])
+    sums = tl.sum(tl.where((k == TAPS)[:, None], products, 0.0), 0)
+    sums = tl.where(k < TAPS, sums, 0.0)
+    mean = sums / (SIDE * SIDE)
+    inside = (k < TAPS)[:, None] & (k < TAPS)[None, :]
+    return mean, tl.where(inside, products - sums[:, None] * mean[None, :], 0.0)
 
 
 @triton.jit
 def forward(
-    y, dy, ddy, x, means, w, dw, gamma, beta, dgamma, dbeta, a, da, stats, images,
+    y, dy, ddy, x, gram, w, dw, gamma, beta, dgamma, dbeta, a, da, stats, count, above, dabove, images,
+    TAPS: tl.constexpr, PARTS: tl.constexpr,
     SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    FUSED: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+    UNROLL: tl.constexpr, FUSED: tl.constexpr, TANGENT: tl.constexpr, EXACT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One image and CHANNELS channels: statistics (kept for the way back), then the pooled map."""
-    HALF: tl.constexpr = SIDE // 2
-    SQUARES: tl.constexpr = HALF * HALF
+    """One image and CHANNELS channels: statistics, then the pooled map; and of each square what backward will need."""
+    SQUARES: tl.constexpr = SIDE * SIDE // 4
     PIXELS: tl.constexpr = SIDE * SIDE
+    TILE: tl.constexpr = ROWS if ROWS < SQUARES else SQUARES
     n = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     rows = tl.arange(0, ROWS)
     weight = None
     dweight = None
-    if FUSED:
+    pivot = tl.zeros([CHANNELS], tl.float32)
+    dpivot = tl.zeros([CHANNELS], tl.float32)
+    if FUSED:  # the mean patch gives the means
         k = tl.arange(0, K)
         weight = tl.load(w + k[:, None] * C + c[None, :])
-        patch = tl.load(means + n * K + k)[:, None]
-        mean = tl.sum(patch * weight.to(tl.float32), 0)
+        patch, spread = _moments(gram, n, k, TAPS, SIDE, K, PARTS)
+        patch = patch[:, None]
+        pivot = tl.sum(patch * weight.to(tl.float32), 0)
         if TANGENT:
             dweight = tl.load(dw + k[:, None] * C + c[None, :])
-            dmean = tl.sum(patch * dweight.to(tl.float32), 0)
-    else:
-        mean = tl.zeros([CHANNELS], tl.float32)
-        dmean = tl.zeros([CHANNELS], tl.float32)
-        for start in range(0, PIXELS, ROWS):
-            mean += tl.sum(_y(y, None, None, x, weight, n, start + rows, c, SIDE, C, K, FUSED, PRECISION), 0)
-            if TANGENT:
-                dmean += tl.sum(_y(None, dy, ddy, x, dweight, n, start + rows, c, SIDE, C, K, FUSED, PRECISION), 0)
-        mean /= PIXELS
-        dmean /= PIXELS
+            dpivot = tl.sum(patch * dweight.to(tl.float32), 0)
+    else:  # moments about some pixel, so that nothing large cancels
+        pivot = tl.load(y + n * PIXELS * C + c).to(tl.float32)
 
-    variance = tl.zeros([CHANNELS], tl.float32)
-    covariance = tl.zeros([CHANNELS], tl.float32)
-    for start in range(0, PIXELS, ROWS):
-        centred = _y(y, None, None, x, weight, n, start + rows, c, SIDE, C, K, FUSED, PRECISION) - mean[None, :]
-        variance += tl.sum(centred * centred, 0)
+    if FUSED and not EXACT:  # and the patches' covariance the rest, to what cancels in float32
+        response = tl.dot(spread, weight.to(tl.float32), input_precision="ieee")
+        mean = pivot
+        dmean = dpivot
+        variance = tl.maximum(tl.sum(response * weight.to(tl.float32), 0), 0.0) / PIXELS
+        covariance = variance
         if TANGENT:
-            covariance += tl.sum(
-                centred * _y(None, dy, ddy, x, dweight, n, start + rows, c, SIDE, C, K, FUSED, PRECISION), 0
-            )
-    scale = 1 / tl.sqrt_rn(variance / PIXELS + EPSILON)
-    share = covariance / PIXELS * scale  # mean of y-hat times dy
+            covariance = tl.sum(response * dweight.to(tl.float32), 0) / PIXELS
+    else:
+        first = tl.zeros([ROWS, CHANNELS], tl.float32)
+        second = tl.zeros([ROWS, CHANNELS], tl.float32)
+        dfirst = tl.zeros([ROWS, CHANNELS], tl.float32)
+        mixed = tl.zeros([ROWS, CHANNELS], tl.float32)
+        for start in range(0, PIXELS, ROWS):
+            value = _y(y, None, x, weight, n, start + rows, c, SIDE, C, K, FUSED, DOT) - pivot[None, :]
+            first += value
+            second += value * value
+            if TANGENT:
+                moving = _y(dy, ddy, x, dweight, n, start + rows, c, SIDE, C, K, FUSED, DOT) - dpivot[None, :]
+                dfirst += moving
+                mixed += value * moving
+        off = tl.sum(first, 0) / PIXELS
+        doff = tl.sum(dfirst, 0) / PIXELS
+        mean = pivot + off
+        dmean = dpivot + doff
+        variance = tl.sum(second, 0) / PIXELS - off * off
+        covariance = tl.sum(mixed, 0) / PIXELS - off * doff
+    scale = 1 / tl.sqrt_rn(variance + EPSILON)
+    share = covariance * scale  # mean of y-hat times dy
     at = n * C + c
     tl.store(stats + at, mean)
     tl.store(stats + images * C + at, scale)
@@ -91,179 +134,195 @@ def forward(
         tl.store(stats + 2 * images * C + at, dmean)
         tl.store(stats + 3 * images * C + at, share)
 
-    gain = tl.load(gamma + c)[None, :]
-    offset = tl.load(beta + c)[None, :]
-    if TANGENT:
-        dgain = tl.load(dgamma + c)[None, :]
-        doffset = tl.load(dbeta + c)[None, :]
-    TILE: tl.constexpr = ROWS if ROWS < SQUARES else SQUARES
+    gain = tl.load(gamma + c)
+    offset = tl.load(beta + c)
+    slope = (gain * scale)[None, :]
+    shift = (offset - gain * scale * mean)[None, :]
     squares = tl.arange(0, TILE)
     for start in range(0, SQUARES, TILE):
-        pooled = tl.zeros([TILE, CHANNELS], tl.float32)
-        dpooled = tl.zeros([TILE, CHANNELS], tl.float32)
-        for place in tl.static_range(4):
+        alive = tl.zeros([TILE, CHANNELS], tl.float32)
+        total = tl.zeros([TILE, CHANNELS], tl.float32)
+        dtotal = tl.zeros([TILE, CHANNELS], tl.float32)
+        for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
             r = place * SQUARES + start + squares
-            hat = (_y(y, None, None, x, weight, n, r, c, SIDE, C, K, FUSED, PRECISION) - mean[None, :]) * scale[None, :]
-            z = hat * gain + offset
-            pooled += tl.maximum(z, 0.0)
+            value = _y(y, None, x, weight, n, r, c, SIDE, C, K, FUSED, DOT)
+            here = value * slope + shift > 0
+            alive += tl.where(here, 1.0, 0.0)
+            total += tl.where(here, value - mean[None, :], 0.0)
             if TANGENT:
-                moved = _y(None, dy, ddy, x, dweight, n, r, c, SIDE, C, K, FUSED, PRECISION) - dmean[None, :]
-                dhat = (moved - hat * share[None, :]) * scale[None, :]
-                dpooled += tl.where(z > 0, dgain * hat + gain * dhat + doffset, 0.0)
+                moving = _y(dy, ddy, x, dweight, n, r, c, SIDE, C, K, FUSED, DOT)
+                dtotal += tl.where(here, moving - dmean[None, :], 0.0)
         out = (n * SQUARES + start + squares)[:, None] * C + c[None, :]
-        tl.store(a + out, (pooled * 0.25).to(a.dtype.element_ty))
+        total *= scale[None, :]
+        kind = a.dtype.element_ty
+        tl.store(a + out, ((total * gain[None, :] + alive * offset[None, :]) * 0.25).to(kind))
+        tl.store(count + out, alive.to(tl.int8))
+        tl.store(above + out, total.to(kind))
         if TANGENT:
-            tl.store(da + out, (dpooled * 0.25).to(da.dtype.element_ty))
-
-
-@triton.jit
-def _back(
-    y, dy, ddy, x, w, dw, ga, dga, ddga, mean, scale, dmean, share, gain, dgain, offset, n, r, c,
-    SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(y-hat, gz, their tangents) at pixels r: what both sweeps of backward begin with."""
-    SQUARES: tl.constexpr = (SIDE // 2) * (SIDE // 2)
-    hat = (_y(y, None, None, x, w, n, r, c, SIDE, C, K, FUSED, PRECISION) - mean) * scale
-    alive = hat * gain + offset > 0
-    at = (n * SQUARES + r % SQUARES)[:, None] * C + c[None, :]
-    gz = tl.where(alive, tl.load(ga + at).to(tl.float32) * 0.25, 0.0)
-    dhat = hat
-    dgz = gz
-    if TANGENT:
-        dhat = (_y(None, dy, ddy, x, dw, n, r, c, SIDE, C, K, FUSED, PRECISION) - dmean - hat * share) * scale
-        given = tl.load(dga + at).to(tl.float32)
-        if ddga is not None:
-            given += tl.load(ddga + at).to(tl.float32)
-        dgz = tl.where(alive, given * 0.25, 0.0)
-    return hat, gz, dhat, dgz
+            dtotal = dtotal * scale[None, :] - total * (share * scale)[None, :]
+            dgain = tl.load(dgamma + c)[None, :]
+            doffset = tl.load(dbeta + c)[None, :]
+            tl.store(da + out, ((dgain * total + gain[None, :] * dtotal + doffset * alive) * 0.25).to(kind))
+            tl.store(dabove + out, dtotal.to(kind))
 
 
 @triton.jit
 def backward(
-    y, dy, ddy, x, w, dw, gamma, beta, dgamma, stats, ga, dga, ddga, gy, dgy, gx, partial, images,
+    y, dy, ddy, x, gram, w, dw, gamma, beta, dgamma, stats, count, above, dabove, ga, dga, ddga, gy, dgy, gx, partial,
+    images, FIRST_ROW: tl.constexpr, ALL_ROWS: tl.constexpr, TAPS: tl.constexpr, PARTS: tl.constexpr,
     SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-    FUSED: tl.constexpr, TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+    UNROLL: tl.constexpr, FUSED: tl.constexpr, TANGENT: tl.constexpr, DOT: tl.constexpr, SMALL_DOT: tl.constexpr,
 ):  # fmt: skip
-    """One image and CHANNELS channels: gy (and dgy), and this image's part of the gradients by gamma and beta.
+    """One image and CHANNELS channels: gy (and dgy), and this image's part of the gradients by the block's own weights.
 
-    `partial` holds, for each image, K rows by the fused weight (none if not FUSED), one by gamma and one by beta. With
-    TANGENT it gets the tangents of these gradients alone, and if FUSED, gx gets these channels' part of the tangent of the
-    gradient by the patches.
+    `partial` holds ALL_ROWS rows for each image; this block writes gamma's and beta's at FIRST_ROW, and if FUSED the
+    convolution's at 0. With TANGENT these are the tangents of the gradients, and if FUSED, gx gets these channels' part of
+    the tangent of the gradient by the patches, as TAPS maps.
     """
+    SQUARES: tl.constexpr = SIDE * SIDE // 4
     PIXELS: tl.constexpr = SIDE * SIDE
+    TILE: tl.constexpr = ROWS if ROWS < SQUARES else SQUARES
     n = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    rows = tl.arange(0, ROWS)
-    at = n * C + c
-    mean = tl.load(stats + at)[None, :]
-    scale = tl.load(stats + images * C + at)[None, :]
-    gain = tl.load(gamma + c)[None, :]
-    offset = tl.load(beta + c)[None, :]
+    squares = tl.arange(0, TILE)
+
+    betas = tl.zeros([TILE, CHANNELS], tl.float32)
+    gammas = tl.zeros([TILE, CHANNELS], tl.float32)
+    dbetas = tl.zeros([TILE, CHANNELS], tl.float32)
+    dgammas = tl.zeros([TILE, CHANNELS], tl.float32)
+    for start in range(0, SQUARES, TILE):
+        at = (n * SQUARES + start + squares)[:, None] * C + c[None, :]
+        given = tl.load(ga + at).to(tl.float32) * 0.25
+        alive = tl.load(count + at).to(tl.float32)
+        total = tl.load(above + at).to(tl.float32)
+        betas += given * alive
+        gammas += given * total
+        if TANGENT:
+            moving = tl.load(dga + at).to(tl.float32)
+            if ddga is not None:
+                moving += tl.load(ddga + at).to(tl.float32)
+            moving *= 0.25
+            dbetas += moving * alive
+            dgammas += moving * total + given * tl.load(dabove + at).to(tl.float32)
+    by_beta = tl.sum(betas, 0)
+    by_gamma = tl.sum(gammas, 0)
+    dby_beta = tl.sum(dbetas, 0)
+    dby_gamma = tl.sum(dgammas, 0)
+    part = partial + n * ALL_ROWS * C + c
+    tl.store(part + FIRST_ROW * C, dby_gamma if TANGENT else by_gamma)
+    tl.store(part + (FIRST_ROW + 1) * C, dby_beta if TANGENT else by_beta)
+
+    by_beta /= PIXELS
+    by_gamma /= PIXELS
+    gain = tl.load(gamma + c)
+    offset = tl.load(beta + c)
+    mean = tl.load(stats + n * C + c)
+    scale = tl.load(stats + (images + n) * C + c)
+    factor = scale * gain
+    slope = factor[None, :]
+    shift = (offset - factor * mean)[None, :]
+    A = -factor * by_gamma * scale
+    B = -factor * by_beta
+    E = B
+    CC = A
+    dfactor = factor
     dmean = mean
-    share = mean
-    dgain = gain
     if TANGENT:
-        dmean = tl.load(stats + 2 * images * C + at)[None, :]
-        share = tl.load(stats + 3 * images * C + at)[None, :]
-        dgain = tl.load(dgamma + c)[None, :]
-    weight = None
-    dweight = None
+        dby_beta /= PIXELS
+        dby_gamma /= PIXELS
+        dmean = tl.load(stats + (2 * images + n) * C + c)
+        share = tl.load(stats + (3 * images + n) * C + c)
+        dfactor = scale * (tl.load(dgamma + c) - share * factor)
+        CC = scale * (factor * by_gamma * share * scale - dfactor * by_gamma - factor * dby_gamma)
+        E = -dfactor * by_beta - factor * dby_beta
+
     if FUSED:
         k = tl.arange(0, K)
         weight = tl.load(w + k[:, None] * C + c[None, :])
+        patch, spread = _moments(gram, n, k, TAPS, SIDE, K, PARTS)
+        kind = weight.dtype
+        linear = weight.to(tl.float32) * CC[None, :]
         if TANGENT:
             dweight = tl.load(dw + k[:, None] * C + c[None, :])
+            linear += dweight.to(tl.float32) * A[None, :]
+            across = tl.dot(
+                weight.to(tl.float32) * A[None, :], tl.trans(dweight.to(tl.float32)), input_precision=SMALL_DOT
+            )
+            across += tl.dot(linear, tl.trans(weight.to(tl.float32)), input_precision=SMALL_DOT)
+            constant = tl.sum(dweight.to(tl.float32) * B[None, :] + weight.to(tl.float32) * E[None, :], 1)
+            constant -= tl.sum(patch[:, None] * across, 0)
+            across = across.to(kind)
+        by_weight = tl.dot(spread, linear, input_precision=SMALL_DOT) + PIXELS * patch[:, None] * E[None, :]
 
-    by_beta = tl.zeros([CHANNELS], tl.float32)
-    by_gamma = tl.zeros([CHANNELS], tl.float32)
-    dby_beta = tl.zeros([CHANNELS], tl.float32)
-    dby_gamma = tl.zeros([CHANNELS], tl.float32)
-    for start in range(0, PIXELS, ROWS):
-        hat, gz, dhat, dgz = _back(
-            y, dy, ddy, x, weight, dweight, ga, dga, ddga, mean, scale, dmean, share, gain, dgain, offset, n, start + rows, c,
-            SIDE, C, K, FUSED, TANGENT, PRECISION,
-        )  # fmt: skip
-        by_beta += tl.sum(gz, 0)
-        by_gamma += tl.sum(gz * hat, 0)
+    for start in range(0, SQUARES, TILE):
+        at = (n * SQUARES + start + squares)[:, None] * C + c[None, :]
+        given = tl.load(ga + at).to(tl.float32) * 0.25
+        u = given * factor[None, :]
+        v = u
         if TANGENT:
-            dby_beta += tl.sum(dgz, 0)
-            dby_gamma += tl.sum(dgz * hat + gz * dhat, 0)
-
-    WEIGHTS: tl.constexpr = K if FUSED else 0
-    part = partial + n * (WEIGHTS + 2) * C + c
-    tl.store(part + WEIGHTS * C, dby_gamma if TANGENT else by_gamma)
-    tl.store(part + (WEIGHTS + 1) * C, dby_beta if TANGENT else by_beta)
-    by_beta = by_beta[None, :] / PIXELS
-    by_gamma = by_gamma[None, :] / PIXELS
-    dby_beta = dby_beta[None, :] / PIXELS
-    dby_gamma = dby_gamma[None, :] / PIXELS
-    factor = scale * gain
-    dfactor = scale * (dgain - share * gain * scale)
-
-    if FUSED:
-        by_weight = tl.zeros([K, CHANNELS], tl.float32)
-    for start in range(0, PIXELS, ROWS):
-        r = start + rows
-        hat, gz, dhat, dgz = _back(
-            y, dy, ddy, x, weight, dweight, ga, dga, ddga, mean, scale, dmean, share, gain, dgain, offset, n, r, c,
-            SIDE, C, K, FUSED, TANGENT, PRECISION,
-        )  # fmt: skip
-        centred = gz - by_beta - hat * by_gamma
-        by_y = factor * centred
-        if TANGENT:
-            dby_y = dfactor * centred + factor * (dgz - dby_beta - dhat * by_gamma - hat * dby_gamma)
-        if FUSED:
-            k = tl.arange(0, K)
-            patches = tl.load(x + (n * PIXELS + r)[None, :] * K + k[:, None])  # [K, ROWS]
-            kind = patches.dtype
-            if TANGENT:
-                by_weight += tl.dot(patches, dby_y.to(kind), input_precision=PRECISION)
-                by_patch = tl.dot(by_y.to(kind), tl.trans(dweight), input_precision=PRECISION)
-                by_patch += tl.dot(dby_y.to(kind), tl.trans(weight), input_precision=PRECISION)
-                out = (tl.program_id(1) * images + n) * PIXELS + r
-                tl.store(gx + out[:, None] * K + k[None, :], by_patch.to(gx.dtype.element_ty))
+            moving = tl.load(dga + at).to(tl.float32)
+            if ddga is not None:
+                moving += tl.load(ddga + at).to(tl.float32)
+            v = given * dfactor[None, :] + moving * (factor * 0.25)[None, :]
+        for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
+            r = place * SQUARES + start + squares
+            if FUSED:
+                patches = tl.load(x + (n * PIXELS + r)[:, None] * K + k[None, :])
+                here = tl.dot(patches, weight, input_precision=DOT) * slope + shift > 0
+                alive_v = tl.where(here, v, 0.0).to(kind)
+                by_weight += tl.dot(tl.trans(patches), alive_v, input_precision=DOT)
+                if TANGENT:
+                    by_patch = tl.dot(tl.where(here, u, 0.0).to(kind), tl.trans(dweight), input_precision=DOT)
+                    by_patch += tl.dot(alive_v, tl.trans(weight), input_precision=DOT)
+                    by_patch += tl.dot(patches, across, input_precision=DOT)
+                    by_patch += constant[None, :]
+                    out = ((tl.program_id(1) * images + n) * TAPS + k)[None, :] * PIXELS + r[:, None]
+                    tl.store(gx + out, by_patch.to(gx.dtype.element_ty), mask=(k < TAPS)[None, :])
             else:
-                by_weight += tl.dot(patches, by_y.to(kind), input_precision=PRECISION)
-        else:
-            HALF: tl.constexpr = SIDE // 2
-            SQUARES: tl.constexpr = HALF * HALF
-            pixel = (2 * (r % SQUARES // HALF) + r // SQUARES // 2) * SIDE + 2 * (r % SQUARES % HALF) + r // SQUARES % 2
-            out = (n * PIXELS + pixel)[:, None] * C + c[None, :]
-            tl.store(gy + out, by_y.to(gy.dtype.element_ty))
-            if TANGENT:
-                tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
+                value = _y(y, None, None, None, n, r, c, SIDE, C, K, FUSED, DOT)
+                here = value * slope + shift > 0
+                value -= mean[None, :]
+                out = (n * PIXELS + _pixel(r, SIDE))[:, None] * C + c[None, :]
+                by_y = tl.where(here, u, 0.0) + A[None, :] * value + B[None, :]
+                tl.store(gy + out, by_y.to(gy.dtype.element_ty))
+                if TANGENT:
+                    moved = _y(dy, ddy, None, None, n, r, c, SIDE, C, K, FUSED, DOT) - dmean[None, :]
+                    dby_y = tl.where(here, v, 0.0) + A[None, :] * moved + CC[None, :] * value + E[None, :]
+                    tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
     if FUSED:
-        k = tl.arange(0, K)
         tl.store(part[None, :] + k[:, None] * C, by_weight)
 
 
 @triton.jit
 def unfold(
-    images, x, means,
+    images, x, gram, PIXELS: tl.constexpr,
     SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    """An image's 3x3 patches, [pixels, K], zero beyond its 9 INPUTS values; and the mean patch."""
-    HALF: tl.constexpr = SIDE // 2
-    SQUARES: tl.constexpr = HALF * HALF
+    """The 3x3 patches of PIXELS pixels of an image, [pixels, K], zero beyond their 9 INPUTS values; and the sum of products of
+    these patches, each with a 1 behind its values, so that their sum is among the products."""
     n = tl.program_id(0)
-    k = tl.arange(0, K)[None, :]
-    mean = tl.zeros([K], tl.float32)
-    for start in range(0, SIDE * SIDE, ROWS):
-        r = (start + tl.arange(0, ROWS))[:, None]
-        row = 2 * (r % SQUARES // HALF) + r // SQUARES // 2 + k // 3 % 3 - PADDING
-        column = 2 * (r % SQUARES % HALF) + r // SQUARES % 2 + k % 3 - PADDING
-        inside = (k < 9 * INPUTS) & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
-        at = ((n * INPUTS + k // 9) * SOURCE + row) * SOURCE + column
+    k = tl.arange(0, K)
+    products = tl.zeros([K, K], tl.float32)
+    for start in range(0, PIXELS, ROWS):
+        r = tl.program_id(1) * PIXELS + start + tl.arange(0, ROWS)
+        pixel = _pixel(r, SIDE)[:, None]
+        row = pixel // SIDE + (k // 3 % 3)[None, :] - PADDING
+        column = pixel % SIDE + (k % 3)[None, :] - PADDING
+        inside = (k < 9 * INPUTS)[None, :] & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
+        at = ((n * INPUTS + k // 9)[None, :] * SOURCE + row) * SOURCE + column
         patches = tl.load(images + at, mask=inside, other=0.0).to(x.dtype.element_ty)
-        tl.store(x + (n * SIDE * SIDE + r) * K + k, patches)
-        mean += tl.sum(patches.to(tl.float32), 0)
-    tl.store(means + n * K + tl.arange(0, K), mean / (SIDE * SIDE))
+        tl.store(x + (n * SIDE * SIDE + r)[:, None] * K + k[None, :], patches)
+        marked = tl.where((k == 9 * INPUTS)[None, :], 1.0, patches.to(tl.float32)).to(x.dtype.element_ty)
+        products += tl.dot(tl.trans(marked), marked, input_precision=DOT)
+    out = (n * tl.num_programs(1) + tl.program_id(1)) * K * K
+    tl.store(gram + out + k[:, None] * K + k[None, :], products)
 
 
 @triton.jit
 def fold(
     gx, by_images, images, PARTS: tl.constexpr,
-    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, K: tl.constexpr, PIXELS: tl.constexpr,
+    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The way back: the gradient by an image from the PARTS of that by its patches. PIXELS pixels of one of its channels."""
     HALF: tl.constexpr = SIDE // 2
@@ -278,7 +337,7 @@ def fold(
         inside = (row >= 0) & (row < SIDE) & (column >= 0) & (column < SIDE) & (pixel < SOURCE * SOURCE)
         r = (row % 2 * 2 + column % 2) * SQUARES + row // 2 * HALF + column // 2
         for part in tl.static_range(PARTS):
-            at = ((part * images + n) * SIDE * SIDE + r) * K + channel * 9 + tap
+            at = (((part * images + n) * INPUTS + channel) * 9 + tap) * SIDE * SIDE + r
             total += tl.load(gx + at, mask=inside, other=0.0).to(tl.float32)
     out = (n * INPUTS + channel) * SOURCE * SOURCE + pixel
     tl.store(by_images + out, total, mask=pixel < SOURCE * SOURCE)
@@ -288,7 +347,7 @@ def fold(
 def head(
     a, da, w, dw, bias, dbias, labels, losses, ge, dge, ga, dga, images, total,
     FEATURES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+    TANGENT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """The linear layer and cross-entropy for ROWS images: losses, ge = dL/dlogits, ga = dL/da; and their tangents.
 
@@ -305,12 +364,12 @@ def head(
         at = n[:, None] * FEATURES + start + f[None, :]
         weights = tl.load(w + e[None, :] * FEATURES + start + f[:, None], mask=real[None, :], other=0.0)
         features = tl.load(a + at, mask=here[:, None], other=0.0)
-        logits += tl.dot(features, weights, input_precision=PRECISION)
+        logits += tl.dot(features, weights, input_precision=DOT)
         if TANGENT:
             dfeatures = tl.load(da + at, mask=here[:, None], other=0.0)
             dweights = tl.load(dw + e[None, :] * FEATURES + start + f[:, None], mask=real[None, :], other=0.0)
-            dlogits += tl.dot(dfeatures, weights, input_precision=PRECISION)
-            dlogits += tl.dot(features, dweights, input_precision=PRECISION)
+            dlogits += tl.dot(dfeatures, weights, input_precision=DOT)
+            dlogits += tl.dot(features, dweights, input_precision=DOT)
     logits += tl.load(bias + e, mask=real, other=0.0)[None, :]
     logits = tl.where(real[None, :], logits, float("-inf"))
     logits -= tl.max(logits, 1)[:, None]
@@ -330,12 +389,12 @@ def head(
     for start in range(0, FEATURES, BLOCK):
         at = n[:, None] * FEATURES + start + f[None, :]
         weights = tl.load(w + e[:, None] * FEATURES + start + f[None, :], mask=real[:, None], other=0.0)
-        by_a = tl.dot(by_logits, weights, input_precision=PRECISION)
+        by_a = tl.dot(by_logits, weights, input_precision=DOT)
         tl.store(ga + at, by_a.to(kind), mask=here[:, None])
         if TANGENT:
             dweights = tl.load(dw + e[:, None] * FEATURES + start + f[None, :], mask=real[:, None], other=0.0)
-            dby_a = tl.dot(dby_logits, weights, input_precision=PRECISION)
-            dby_a += tl.dot(by_logits, dweights, input_precision=PRECISION)
+            dby_a = tl.dot(dby_logits, weights, input_precision=DOT)
+            dby_a += tl.dot(by_logits, dweights, input_precision=DOT)
             tl.store(dga + at, dby_a.to(kind), mask=here[:, None])
 
 
@@ -343,7 +402,7 @@ def head(
 def head_weights(
     a, da, ge, dge, by_w, by_bias, images,
     FEATURES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TANGENT: tl.constexpr, PRECISION: tl.constexpr,
+    TANGENT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """The gradient by the linear layer's weights (its tangent, with TANGENT) for BLOCK features."""
     f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -358,11 +417,11 @@ def head_weights(
         if TANGENT:
             dfeatures = tl.load(da + n[:, None] * FEATURES + f[None, :], mask=here[:, None], other=0.0)
             dby_logits = tl.load(dge + n[None, :] * PADDED + e[:, None], mask=here[None, :], other=0.0)
-            total += tl.dot(by_logits, dfeatures, input_precision=PRECISION)
-            total += tl.dot(dby_logits, features, input_precision=PRECISION)
+            total += tl.dot(by_logits, dfeatures, input_precision=DOT)
+            total += tl.dot(dby_logits, features, input_precision=DOT)
             bias += tl.sum(dby_logits.to(tl.float32), 1)
         else:
-            total += tl.dot(by_logits, features, input_precision=PRECISION)
+            total += tl.dot(by_logits, features, input_precision=DOT)
             bias += tl.sum(by_logits.to(tl.float32), 1)
     tl.store(by_w + e[:, None] * FEATURES + f[None, :], total, mask=e[:, None] < CLASSES)
     if tl.program_id(0) == 0:

@@ -1,0 +1,478 @@
+"""The engine against unroll.metagradient, with the same arguments: exact in float64, whatever was run before."""
+
+import importlib.util
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from recollect import fast, unroll
+from recollect.data import augment
+from recollect.data.augment import Schedule
+from recollect.errors import RecollectError
+from recollect.fast.engine import MOST_PLANS, Engine, Start, precision
+from recollect.fast.flat import General, Pieces
+from recollect.nets import Network
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+needs_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter computes neither in TF32 nor in bf16")
+SHAPE, SAMPLES = (2, 8, 8), 6
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """Relative; 0 where both are zero."""
+    return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-100))
+
+
+def schedule(names: str, count: int, steps: int, seed: int = 0) -> Schedule | None:
+    """Numbers for each of `count` images at every step: [T, count, 2]."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [augment.draw(augment.parse(names), count, generator) for _ in range(steps)]
+    return Schedule.of(drawn) if names != "none" else None
+
+
+def data(steps: int = 5, batch: int = 4, seed: int = 0, shape=SHAPE, kind: torch.dtype = torch.float64):
+    """images, labels, batches, query"""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(SAMPLES, *shape, generator=generator, dtype=kind).to(DEVICE)
+    labels = torch.randint(3, (SAMPLES,), generator=generator).to(DEVICE)
+    batches = torch.randint(SAMPLES, (steps, batch), generator=generator).to(DEVICE)
+    query = torch.randn(5, *shape, generator=generator, dtype=kind).to(DEVICE)
+    return images, labels, batches, (query, torch.randint(3, (5,), generator=generator).to(DEVICE))
+
+
+def mlp(seed: int = 0):
+    net = Network("mlp:width=6", SHAPE, 3)
+    return net, {name: p.double() for name, p in net.fresh(seed, DEVICE).items()}
+
+
+def options(optimiser: str = "sgd", **others):
+    return dict(lr=0.05 if optimiser == "sgd" else 1e-3, momentum=0.9, optimiser=optimiser) | others
+
+
+def new_engine(net: Network) -> Engine:
+    return Engine(General(net, unroll.eager(net.loss)))
+
+
+def agree(ours: unroll.MetaGradient, theirs: unroll.MetaGradient, tolerance: float = 1e-12) -> None:
+    assert distance(ours.loss, theirs.loss) < tolerance
+    assert distance(ours.images, theirs.images) < tolerance
+    assert list(ours.params) == list(theirs.params)
+    for name, p in theirs.params.items():
+        assert distance(ours.params[name], p) < tolerance, name
+
+
+def same(ours: unroll.MetaGradient, theirs: unroll.MetaGradient) -> None:
+    """Bit for bit; on a GPU sums have no fixed order."""
+    if DEVICE == "cuda":
+        return agree(ours, theirs)
+    assert torch.equal(ours.loss, theirs.loss)
+    assert torch.equal(ours.images, theirs.images)
+    assert all(torch.equal(ours.params[name], p) for name, p in theirs.params.items())
+
+
+# ---- against the reference ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", ["none", "flip+rotate", "crop"])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("bridge", ["full", "forward-only", "none"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_against_the_reference(optimiser, bridge, window, names):
+    net, params = mlp()
+    chosen = options(optimiser, bridge=bridge, window=window, augment=schedule(names, 4, 5))
+    ours = new_engine(net).metagradient(params, *data(), **chosen)
+    agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
+
+
+@pytest.mark.parametrize("names", ["flip+rotate", "crop", "flip+crop+cutout+brightness+contrast+saturation"])
+def test_one_augmentation_for_all_images_of_a_step(names):
+    net, params = mlp()
+    chosen = options(augment=schedule(names, 1, 5))
+    ours = new_engine(net).metagradient(params, *data(), **chosen)
+    agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn=st.data(), steps=st.integers(1, 6), batch=st.integers(1, 7), count=st.integers(1, 3))
+def test_any_unroll(drawn, steps, batch, count):
+    window = drawn.draw(st.none() | st.integers(1, steps), "window")
+    bridge = drawn.draw(st.sampled_from(["full", "forward-only", "none"]), "bridge")
+    optimiser = drawn.draw(st.sampled_from(["sgd", "adam"]), "optimiser")
+    names = drawn.draw(st.sampled_from(["none", "flip+rotate", "crop", "cutout+contrast"]), "augmentation")
+    numbers = drawn.draw(st.sampled_from([1, batch]), "numbers")
+    longest = drawn.draw(st.none() | st.integers(1, 9), "longest")
+    chosen = options(optimiser, bridge=bridge, window=window)
+    starts = [
+        Start(mlp(seed)[1], data(steps, batch, seed)[2], schedule(names, numbers, steps, seed)) for seed in range(count)
+    ]
+    images, labels, _, query = data()
+    net, _ = mlp()
+    found = new_engine(net).together(starts, images, labels, query, **chosen, longest=longest)
+    for ours, start in zip(found, starts, strict=True):
+        theirs = unroll.metagradient(
+            net.loss, start.params, images, labels, start.batches, query, **chosen, augment=start.augment
+        )
+        agree(ours, theirs)
+
+
+@pytest.mark.parametrize("window", [0, -1, 6])
+def test_bad_window(window):
+    net, params = mlp()
+    with pytest.raises(RecollectError, match=f"window of {window} steps in an unroll of 5"):
+        new_engine(net).metagradient(params, *data(), **options(window=window))
+
+
+@needs_triton
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [("fp32", 1e-4), pytest.param("tf32", 0.2, marks=needs_cuda), pytest.param("bf16", 0.4, marks=needs_cuda)],
+)
+def test_convnet_against_the_reference(name, tolerance, optimiser):
+    from recollect.fast.convnet import ConvNet
+
+    net = Network(f"convnet:width=16,depth={1 if optimiser == 'sgd' else 2}", (1, 8, 8), 3)
+    chosen = options(optimiser, window=2, augment=schedule("flip+rotate", 2, 3))
+    noise = torch.Generator().manual_seed(0)
+    params = {n: (p + 0.1 * torch.randn(p.shape, generator=noise)).to(DEVICE) for n, p in net.fresh(0).items()}
+    images, labels, batches, (query, truth) = data(3, 2, shape=(1, 8, 8), kind=torch.float32)
+    query, truth = query[:3], truth[:3]
+    ours = Engine(ConvNet(net, name), name).metagradient(params, images, labels, batches, (query, truth), **chosen)
+    wide = {n: p.double() for n, p in params.items()}
+    theirs = unroll.metagradient(net.loss, wide, images.double(), labels, batches, (query.double(), truth), **chosen)
+    agree(ours, theirs, tolerance)
+
+
+# ---- several networks, several calls --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_together_is_one_by_one(optimiser):
+    net, _ = mlp()
+    starts = [Start(mlp(seed)[1], data(seed=seed)[2], schedule("rotate", 4, 5, seed)) for seed in range(3)]
+    images, labels, _, query = data()
+    found = new_engine(net).together(starts, images, labels, query, **options(optimiser, window=4))
+    for ours, start in zip(found, starts, strict=True):
+        alone = options(optimiser, window=4, augment=start.augment)
+        same(ours, new_engine(net).metagradient(start.params, images, labels, start.batches, query, **alone))
+    assert distance(found[0].images, found[1].images) > 0.1
+
+
+@pytest.mark.parametrize("first", ["other", "nan"])
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_a_call_leaves_nothing_behind(optimiser, window, first):
+    net, _ = mlp()
+    used = new_engine(net)
+    images, labels, batches, query = data(seed=1)
+    before = images * torch.nan if first == "nan" else images
+    chosen = options(optimiser, window=window)
+    used.metagradient(mlp(1)[1], before, labels, batches, query, **chosen, augment=schedule("rotate", 4, 5, seed=1))
+    (plan,) = used.plans.values()
+    ours = used.metagradient(mlp(2)[1], *data(seed=2), **chosen, augment=schedule("rotate", 4, 5, seed=2))
+    assert list(used.plans.values()) == [plan]
+    theirs = new_engine(net).metagradient(mlp(2)[1], *data(seed=2), **chosen, augment=schedule("rotate", 4, 5, seed=2))
+    same(ours, theirs)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_steps_that_ran_before_they_were_captured(monkeypatch, optimiser, steps):
+    """As on a GPU, where every step is run a few times before its capture."""
+    module = importlib.import_module("recollect.fast.engine")
+
+    def warmed(step, *_):
+        for _ in range(module.WARM_UP):
+            step()
+        return step
+
+    monkeypatch.setattr(module, "captured", warmed)
+    net, params = mlp()
+    chosen = options(optimiser, augment=schedule("rotate", 4, steps))
+    ours = new_engine(net).metagradient(params, *data(steps), **chosen)
+    agree(ours, unroll.metagradient(net.loss, params, *data(steps), **chosen))
+
+
+def test_what_was_returned_stays():
+    net, params = mlp()
+    used = new_engine(net)
+    found = used.metagradient(params, *data(), **options())
+    kept = unroll.MetaGradient(
+        found.loss.clone(), found.images.clone(), {n: p.clone() for n, p in found.params.items()}
+    )
+    used.metagradient(mlp(1)[1], *data(seed=1), **options())
+    same(found, kept)
+
+
+def test_what_was_given_stays():
+    net, params = mlp()
+    images, labels, batches, query = data()
+    new_engine(net).metagradient(params, images, labels, batches, query, **options(augment=schedule("rotate", 4, 5)))
+    for ours, theirs in zip((images, labels, batches, *query), (*data()[:3], *data()[3]), strict=True):
+        assert torch.equal(ours, theirs)
+    assert all(torch.equal(p, mlp()[1][name]) for name, p in params.items())
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_unrolls_of_different_lengths_share_a_plan(optimiser):
+    """Longer, shorter, longer: what the longer ones kept must not show in the shorter one."""
+    net, params = mlp()
+    used, plans = new_engine(net), set()
+    for seed, steps in enumerate((5, 3, 2, 4)):
+        chosen = options(optimiser, window=2)
+        numbers = schedule("rotate", 4, steps, seed)
+        given = data(steps, seed=seed)
+        images, labels, batches, query = given
+        start = Start(params, batches, numbers)
+        (ours,) = used.together([start], images, labels, query, **chosen, longest=5)
+        agree(ours, unroll.metagradient(net.loss, params, *given, **chosen, augment=numbers))
+        plans |= {id(plan) for plan in used.plans.values()}
+    assert len(plans) == len(used.plans) == 1
+
+
+CHANGES = {
+    "rate": dict(lr=0.1),
+    "momentum": dict(momentum=0.5),
+    "no bridge": dict(bridge="none"),
+    "bridge cut": dict(bridge="forward-only"),
+    "window": dict(window=2),
+    "optimiser": dict(optimiser="adam"),
+    "no augmentation": dict(augment=None),
+    "two augmentations": dict(augment=schedule("rotate+contrast", 4, 5)),
+    "two in another order": dict(augment=schedule("contrast+rotate", 4, 5)),
+    "one for all images": dict(augment=schedule("rotate", 1, 5)),
+    "other numbers": dict(augment=schedule("rotate", 4, 5, seed=3)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_another_call_with_another_option(change):
+    """Whatever a plan depends on, changed by itself and back."""
+    net, params = mlp()
+    used = new_engine(net)
+    for one in (change, {}, change):
+        chosen = options(augment=schedule("rotate", 4, 5)) | one
+        ours = used.metagradient(params, *data(), **chosen)
+        agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
+
+
+@pytest.mark.parametrize(("steps", "batch", "samples"), [(6, 4, 6), (4, 4, 6), (5, 3, 6), (5, 4, 5)])
+def test_another_call_with_another_shape(steps, batch, samples):
+    net, params = mlp()
+    used = new_engine(net)
+    used.metagradient(params, *data(), **options())
+    images, labels, batches, query = data(steps, batch)
+    given = (images[:samples], labels[:samples], batches % samples, (query[0][:samples], query[1][:samples]))
+    agree(used.metagradient(params, *given, **options()), unroll.metagradient(net.loss, params, *given, **options()))
+
+
+def test_another_call_in_another_type():
+    net, params = mlp()
+    used = new_engine(net)
+    images, labels, batches, (query, truth) = data()
+    narrow = {name: p.float() for name, p in params.items()}
+    used.metagradient(narrow, images.float(), labels, batches, (query.float(), truth), **options())
+    ours = used.metagradient(params, images, labels, batches, (query, truth), **options())
+    agree(ours, unroll.metagradient(net.loss, params, images, labels, batches, (query, truth), **options()))
+
+
+def test_another_call_with_another_augmentation_of_one_network():
+    net, params = mlp()
+    used = new_engine(net)
+    images, labels, batches, query = data()
+    rotate, crop = schedule("rotate", 4, 5), schedule("crop", 4, 5)
+    for second in (rotate, None, crop):
+        starts = [Start(params, batches, rotate), Start(params, batches, second)]
+        _, ours = used.together(starts, images, labels, query, **options())
+        agree(ours, unroll.metagradient(net.loss, params, *data(), **options(), augment=second))
+
+
+def test_plans_are_kept_for_a_while():
+    """An outer step that draws one of two augmentations comes back to both; of many, some are dropped."""
+    net, params = mlp()
+    used, seen = new_engine(net), []
+    for names in ("rotate", "crop", "rotate", "crop"):
+        used.metagradient(params, *data(), **options(augment=schedule(names, 4, 5)))
+        seen.append(list(used.plans.values()))
+    assert len(seen[3]) == 2
+    assert seen[1] == seen[2] == seen[3]
+    for lr in range(1, 10):
+        used.metagradient(params, *data(), **options(lr=lr / 100))
+    assert 1 <= len(used.plans) <= MOST_PLANS
+
+
+# ---- in pieces ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 6, 7, 100])
+def test_pieces_are_the_whole(most):
+    net, params = mlp()
+    whole = General(net, unroll.eager(net.loss))
+    pieces = Pieces(whole, most)
+    images = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+    labels = torch.arange(7, device=DEVICE) % 3
+    vector, mu = pieces.pack(params), pieces.pack(mlp(1)[1])
+    for total in (None, 11):
+        given = (vector, images, labels)
+        assert distance(pieces.gradient(*given, total), whole.gradient(*given, total)) < 1e-12
+        for found, expected in zip(pieces.judge(*given, total), whole.judge(*given, total), strict=True):
+            assert distance(found, expected) < 1e-12
+        for found, expected in zip(pieces.adjoint(*given, mu, total), whole.adjoint(*given, mu, total), strict=True):
+            assert distance(found, expected) < 1e-12
+
+
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_an_unroll_in_pieces(most):
+    """Three divides neither the batch of four nor the query of five."""
+    net, params = mlp()
+    chosen = options(augment=schedule("flip+rotate", 4, 5))
+    ours = Engine(Pieces(General(net, unroll.eager(net.loss)), most)).metagradient(params, *data(), **chosen)
+    agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
+
+
+def pretend_memory(monkeypatch, most: int) -> None:
+    """No plan fits that takes more than `most` images at a time."""
+    module = importlib.import_module("recollect.fast.engine")
+    real = module._Plan
+
+    def plan(flat, *others):
+        if not isinstance(flat, Pieces) or flat.most > most:
+            raise torch.OutOfMemoryError("pretended")
+        return real(flat, *others)
+
+    monkeypatch.setattr(module, "_Plan", plan)
+
+
+def test_out_of_memory_it_says_so_and_goes_on_in_pieces(monkeypatch):
+    pretend_memory(monkeypatch, most=2)
+    net, params = mlp()
+    used, reference = new_engine(net), unroll.metagradient(net.loss, params, *data(), **options())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        agree(used.metagradient(params, *data(), **options()), reference)
+    assert "at most 2 images in one pass" in str(said[-1].message)
+    agree(used.metagradient(params, *data(), **options()), reference)
+
+
+@pytest.mark.filterwarnings("ignore:out of GPU memory")
+def test_out_of_memory_for_a_single_image(monkeypatch):
+    pretend_memory(monkeypatch, most=0)
+    net, params = mlp()
+    with pytest.raises(torch.OutOfMemoryError, match="pretended"):
+        new_engine(net).metagradient(params, *data(), **options())
+
+
+def test_general_packs_and_unpacks():
+    net, params = mlp()
+    general = General(net, unroll.eager(net.loss))
+    vector = general.pack(params)
+    back = general.unpack(vector, {})
+    assert list(back) == list(params)
+    assert torch.equal(general.pack(back), vector)
+    vector.zero_()
+    assert all(torch.equal(back[name], p) for name, p in params.items())
+
+
+# ---- which passes, and in which precision ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compute", ["auto", "fp32"])
+def test_on_the_processor(compute):
+    net = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
+    flat, name = fast.passes(net, "cpu", compute)
+    assert isinstance(flat, General)
+    assert name == "fp32"
+    made = fast.fastest(net, "cpu", compute)
+    assert isinstance(made.flat, General)
+    assert made.compute == "fp32"
+
+
+@pytest.mark.parametrize("compute", ["bf16", "tf32"])
+def test_what_the_processor_refuses(compute):
+    with pytest.raises(RecollectError, match=f"compute is {compute}, which needs a CUDA device: give fp32 or auto"):
+        fast.passes(Network("mlp", (1, 8, 8), 3), "cpu", compute)
+
+
+@pytest.fixture
+def chip(monkeypatch):
+    """A GPU as `passes` sees it; the number is its compute capability."""
+
+    def pretend(major: int) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (major, 0))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Chip")
+        monkeypatch.setattr(fast, "_said", set())
+
+    return pretend
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("compute", "half", "name"),
+    [
+        ("auto", True, "bf16"),
+        ("auto", False, "tf32"),
+        ("bf16", False, "bf16"),
+        ("tf32", True, "tf32"),
+        ("fp32", True, "fp32"),
+    ],
+)
+def test_the_convnet_on_a_gpu(chip, compute, half, name):
+    from recollect.fast.convnet import ConvNet
+
+    chip(9)
+    flat, found = fast.passes(Network("convnet:width=16,depth=2", (1, 8, 8), 3), "cuda", compute, half=half)
+    assert isinstance(flat.flat, ConvNet)
+    assert flat.flat.precision == found == name
+
+
+@needs_triton
+def test_another_network_on_a_gpu_says_why_once(chip):
+    chip(9)
+    net = Network("mlp", (1, 8, 8), 3)
+    with pytest.warns(UserWarning, match="the general path runs this network: it is not a ConvNet"):
+        flat, name = fast.passes(net, "cuda")
+    assert isinstance(flat, General)
+    assert name == "tf32"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fast.passes(net, "cuda:0", "fp32")[1] == "fp32"
+    with pytest.warns(UserWarning, match="bf16 is for the ConvNet's kernels alone, and it is not a ConvNet"):
+        assert fast.passes(net, "cuda", "bf16")[1] == "tf32"
+
+
+@needs_triton
+def test_an_old_gpu_computes_in_fp32(chip):
+    chip(7)
+    with pytest.warns(UserWarning, match="Chip has neither bf16 nor TF32"):
+        flat, name = fast.passes(Network("convnet:width=16,depth=2", (1, 8, 8), 3), "cuda")
+    assert flat.flat.precision == name == "fp32"
+
+
+def test_a_gpu_without_triton(chip, monkeypatch):
+    chip(9)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.warns(UserWarning, match="Triton is not installed"):
+        flat, name = fast.passes(Network("convnet:width=16,depth=2", (1, 8, 8), 3), "cuda")
+    assert isinstance(flat, General)
+    assert name == "tf32"
+
+
+@pytest.mark.parametrize("name", ["fp32", "tf32", "bf16"])
+def test_precision_is_put_back(name):
+    def flags() -> tuple[bool, bool]:
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    def fails() -> None:
+        with precision(name):
+            assert flags() == (name != "fp32",) * 2
+            raise KeyError
+
+    before = flags()
+    with pytest.raises(KeyError):
+        fails()
+    assert flags() == before
