@@ -26,6 +26,10 @@ ROWS = {
     "unit init, late window": {"init": "unit", "window_place": "late"},
     "whole unroll": {"window": None},
     "longer unroll": {"inner_steps": 150},
+    "longer unroll, window 60": {"inner_steps": 150, "window": 60},
+    "longer unroll, outer lr 0.01": {"inner_steps": 150, "outer_lr": 0.01},
+    "20 images a class and step": {"inner_per_class": 20},
+    "flips": {"augment": "flip"},
     "outer lr 0.1": {"outer_lr": 0.1},
     "no average": {"ema": 0.0},
     "no clipping": {"clip_running": 0.0},
@@ -48,7 +52,7 @@ def main() -> None:
     for name in [arguments.only] if arguments.only else ROWS:
         if name in done:
             continue
-        changes = {"outer_steps": arguments.steps, "compile": torch.cuda.is_available()} | ROWS[name]
+        changes = {"outer_steps": arguments.steps} | ROWS[name]
         config = replace(recollect.DistillConfig(), **changes)
         began = time.perf_counter()
         memory = recollect.distill(images, config, progress=partial(_show, name))

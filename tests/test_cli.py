@@ -377,6 +377,13 @@ def test_mistakes_of_spelling(call, folder, arguments):
     assert contents(folder) == {}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("name", ["engine", "exactness"])
+def test_benchmarks_of_a_gpu_without_one(call, name):
+    _, err = call("bench", name, code=2)
+    assert f"error: the benchmark '{name}' needs a CUDA device" in err
+
+
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 

@@ -360,3 +360,69 @@ def test_paper_preset_is_the_papers():
     assert (PAPER.outer_optimiser, PAPER.outer_lr, PAPER.outer_momentum) == ("sgd", 0.1, 0.5)
     assert (PAPER.inner_steps, PAPER.inner_lr, PAPER.inner_momentum, PAPER.window) == (150, 0.01, 0.9, None)
     assert (PAPER.outer_steps, PAPER.init, PAPER.ema, PAPER.clip_running) == (50_000, "kaiming", 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"networks_per_step": 3, "classes_per_step": 2},
+        {"window": 2, "window_place": "random"},
+        {"augment": "flip+crop"},
+        {"augment": "flip+rotate", "augment_scope": "outer"},
+        {"inner_optimiser": "adam", "bridge": "forward-only"},
+    ],
+)
+def test_the_engine_gives_the_same_outer_steps(change):
+    """What a GPU would run, here uncaptured on the CPU: the same losses and memory as the plain unroll."""
+    images = toy()
+    config = resolve(replace(CONFIG, **change), images)
+    ends = []
+    for engine in (False, True):
+        network = Network(config.network, images.shape, images.classes)
+        distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
+        if engine:
+            distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
+        state = first_state(config, images)
+        losses = [distiller.step(state)["loss"] for _ in range(4)]
+        assert set(distiller.ahead) == ({4} if engine else set())
+        ends.append((torch.tensor(losses), *(tensor.detach() for tensor in state.average)))
+    for plain, captured in zip(*ends, strict=True):
+        assert torch.allclose(plain, captured, rtol=1e-4, atol=1e-6)
+
+
+def test_out_of_gpu_memory_in_the_middle_can_be_resumed(tmp_path, monkeypatch):
+    step = Distiller.step
+
+    def full(self, state):
+        if state.step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return step(self, state)
+
+    monkeypatch.setattr(Distiller, "step", full)
+    with pytest.raises(RecollectError, match=r"out of GPU memory after outer step 3: .* last good memory is"):
+        distill(toy(), CONFIG, run=tmp_path / "run")
+    monkeypatch.undo()
+    distill(toy(), CONFIG, run=tmp_path / "run", resume=True)
+    whole = distill(toy(), CONFIG, run=tmp_path / "whole")
+    assert file_bytes(whole, tmp_path / "a") == (tmp_path / "run" / "memory.safetensors").read_bytes()
+
+
+def test_memory_is_estimated_for_a_gpu(monkeypatch):
+    images = toy()
+    config = resolve(CONFIG, images)
+    network = Network(config.network, images.shape, images.classes)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
+    assert distiller.needs is None
+    distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
+    weights = sum(p.numel() for p in network.module.parameters())
+    assert distiller.needs > 4 * weights * (config.inner_steps + 1)
+    said = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, 8 * 2**30))
+    module._tell(distiller, said.append)
+    assert said == ["needs about 0.0 GiB of GPU memory, of which 3.0 GiB are free"]
+
+
+def test_half_precision_needs_a_gpu():
+    with pytest.raises(RecollectError, match="compute is bf16, which needs a CUDA device"):
+        resolve(replace(CONFIG, compute="bf16", device="cpu"), toy())

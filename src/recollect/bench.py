@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recollect import report, unroll
+from recollect.errors import RecollectError
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.unroll import MetaGradient, Params
@@ -23,14 +24,25 @@ SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 50  # ConvNet-128 on 32x32 colour
 ROUNDS = 5
 
 
-def bench(what: tuple[str, ...]) -> dict[str, Any]:
+def bench(what: tuple[str, ...], profile: bool = False) -> dict[str, Any]:
     """Run the named benchmarks, print them, and return their figures."""
     found: dict[str, Any] = {"environment": environment()}
     report.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in what:
+        if name in ("engine", "exactness"):
+            found[name] = _on_gpu(name, profile)
+            continue
         found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
         report.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
     return found
+
+
+def _on_gpu(name: str, profile: bool) -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        raise RecollectError(f"the benchmark '{name}' needs a CUDA device, and torch sees none here")
+    from recollect.fast import bench as gpu  # needs Triton
+
+    return gpu.engine_speed(profile) if name == "engine" else gpu.exactness()
 
 
 def full_graph(

@@ -176,9 +176,16 @@ class Demo:
 class Bench:
     """Measure this machine: ratios, each from one run."""
 
-    what: Positional[tuple[Literal["unroll", "memory", "demo", "startup"], ...]] = ("unroll", "memory", "startup")
+    what: Positional[tuple[Literal["unroll", "memory", "demo", "startup", "engine", "exactness"], ...]] = (
+        "unroll",
+        "memory",
+        "startup",
+    )
     """unroll: an outer step against plain full-graph autograd; memory: peak memory at T = 10 and T = 100; demo: end to
-    end; startup: import and --help"""
+    end; startup: import and --help; and on a GPU, engine: an outer iteration against the published loop; exactness:
+    each precision against float64"""
+    profile: bool = False
+    """engine: time by kernel too"""
     json: Path | None = None
     """write the figures here"""
 

@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import sys
 from collections.abc import Sequence
-from functools import singledispatch
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,8 @@ def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume
                     each(line)
 
         try:
-            memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress)
+            say = (lambda line: None) if quiet else partial(print, file=sys.stderr)
+            memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress, say=say)
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
             return 128 + stopped.signal
@@ -335,7 +336,7 @@ def _free(folder: Path) -> Path:
 def _bench(command: cli.Bench) -> int:
     from recollect.bench import bench
 
-    figures = bench(command.what)
+    figures = bench(command.what, command.profile)
     if command.json:
         write_json(command.json, figures)
     return 0

@@ -83,7 +83,10 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     preprocess = config.preprocess
     if preprocess == "auto":
         preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"
-    return replace(config, bases=bases, inner_per_class=inner, preprocess=preprocess, device=find_device(config.device))
+    device = find_device(config.device)
+    if device == "cpu" and config.compute not in ("auto", "fp32"):
+        raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
+    return replace(config, bases=bases, inner_per_class=inner, preprocess=preprocess, device=device)
 
 
 def find_device(name: str) -> str:
@@ -191,6 +194,17 @@ class Distiller:
         else:
             self.passes = (unroll.compiled if config.compile else unroll.eager)(network.loss)
         self.ahead: dict[int, _Draws] = {}
+
+    @property
+    def needs(self) -> int | None:
+        """About how many bytes of GPU memory an outer step takes; None without a GPU."""
+        if not self.on_gpu:
+            return None
+        config, chosen = self.config, self.config.classes_per_step or self.classes
+        batch, query = chosen * (config.inner_per_class or 0), chosen * config.real_per_class
+        window = config.window or config.inner_steps
+        unrolls = self.engine.needs(config.networks_per_step, batch, query, window, config.inner_optimiser)
+        return unrolls + self.pixels.numel() + 2 * query * math.prod(self.shape) * 4
 
     def gradient(self, state: State) -> tuple[float, list[Tensor]]:
         """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
@@ -368,6 +382,7 @@ def distill(
     resume: bool = False,
     data: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Memory:
     """Distil `images` into a memory.
 
@@ -379,6 +394,7 @@ def distill(
         resume: continue the run in that folder, from its last checkpoint.
         data: how `images` were loaded, for the run's config.json, so that `recollect resume` can load them again.
         progress: called with the numbers of each outer step.
+        say: called with lines for a person, such as the memory that the run will need.
     """
     config = resolve(config or DistillConfig(), images)
     if network is not None:
@@ -388,6 +404,7 @@ def distill(
     if run is None:
         preprocess = Preprocess.fit(split.images, config.preprocess)
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
+        _tell(distiller, say)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
@@ -404,6 +421,7 @@ def distill(
         preprocess = Preprocess.fit(split.images, config.preprocess)
         preprocess.save_sidecar(folder.folder)
     state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
+    _tell(distiller, say)
     if saved:
         state.load(saved["state"])
     if resume:
@@ -429,6 +447,12 @@ def distill(
     return Memory.load(folder.memory_path)
 
 
+def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
+    if distiller.needs is not None:
+        free = torch.cuda.mem_get_info(distiller.config.device)[0]
+        say(f"needs about {distiller.needs / 2**30:.1f} GiB of GPU memory, of which {free / 2**30:.1f} GiB are free")
+
+
 def _loop(
     distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]
 ) -> str | None:
@@ -436,7 +460,13 @@ def _loop(
     config, saved_at = distiller.config, time.monotonic()
     while state.step < config.outer_steps and not caught:
         began = time.perf_counter()
-        line = distiller.step(state)
+        try:
+            line = distiller.step(state)
+        except torch.OutOfMemoryError:  # with all that can be split split: somebody else took the memory
+            return (
+                f"out of GPU memory after outer step {state.step}: free some on {config.device} and resume the run, or "
+                f"start one with a smaller window ({config.window}) or fewer real images ({config.real_per_class} a class)"
+            )
         record(line | {"seconds": round(time.perf_counter() - began, 4)})
         if state.skipped_in_a_row >= MOST_SKIPS:
             return (

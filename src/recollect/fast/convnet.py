@@ -218,10 +218,10 @@ class ConvNet:
             gy = run.backward(block, given, None, maps[number], kept[number], ga)
             if number:
                 before, weight = pooled[number - 1], given.weights[number]
+                ga = _by_input(gy, before, weight)
                 with run.aside(gy):
                     self._store(_by_weight(gy, before, weight), found, block)
-                ga = _by_input(gy, before, weight)
-        self._sum(run.partial, found)
+        run.total(found)
         run.join()
         return found, losses
 
@@ -246,12 +246,12 @@ class ConvNet:
             both = run.backward(block, given, moved, maps[number], kept[number], back)
             if number:
                 before, weight = pooled[number - 1], given.weights[number]
-                with run.aside(both):
-                    self._store(_by_weight(both, before, weight), found, block)
                 stack = _by_input(both, before, weight)
                 moving = _by_input(both[count:], before[:count], moved.weights[number])
                 back = (stack[count:], stack[:count], moving)
-        self._sum(run.partial, found)
+                with run.aside(both):
+                    self._store(_by_weight(both, before, weight), found, block)
+        run.total(found)
         by_images = run.fold()
         run.join()
         return found, by_images
@@ -262,10 +262,6 @@ class ConvNet:
     def _head(self, found: Tensor) -> tuple[Tensor, Tensor]:
         parts = self._parts(found)
         return parts[f"{self.linear}.weight"], parts[f"{self.linear}.bias"]
-
-    def _sum(self, partial: Tensor, found: Tensor) -> None:
-        """The images' parts of a gradient, added up where they belong."""
-        torch.sum(partial, 0, out=found[: partial[0].numel()].view(partial.shape[1:]))
 
     def _store(self, by_weight: Tensor, found: Tensor, block: Block) -> None:
         taken = by_weight.permute(0, 2, 3, 1)
@@ -391,6 +387,13 @@ class _Launch:
     def _first(self, fused: bool, given: "_Given", moved: "_Given | None") -> tuple[Tensor | None, Tensor | None]:
         """The first convolution's weights and their tangent, for the kernels that do it themselves."""
         return (given.weights[0], moved.weights[0] if moved else None) if fused else (None, None)
+
+    def total(self, found: Tensor) -> None:
+        """The rows that backward left for each image, added up at the head of the vector."""
+        channels = min(64, self.net.width)
+        grid = (self.net.rows, self.net.width // channels)
+        shape = {"ALL_ROWS": self.net.rows, "C": self.net.width, "ROWS": 64, "CHANNELS": channels}
+        kernels.total[grid](self.partial, found, self.count, **shape)
 
     def fold(self) -> Tensor:
         """The gradient by the images, from that by their patches."""

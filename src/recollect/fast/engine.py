@@ -287,6 +287,7 @@ def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # what a step does aside, on streams of common priority, gives way to it
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(priority=-1)):
             step()
     return graph.replay

@@ -344,6 +344,19 @@ def fold(
 
 
 @triton.jit
+def total(partial, out, images, ALL_ROWS: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
+    """The sum over images of one of the rows that backward left for each."""
+    row = tl.program_id(0)
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    sums = tl.zeros([ROWS, CHANNELS], tl.float32)
+    for start in range(0, images, ROWS):
+        n = start + tl.arange(0, ROWS)
+        at = (n[:, None] * ALL_ROWS + row) * C + c[None, :]
+        sums += tl.load(partial + at, mask=(n < images)[:, None], other=0.0)
+    tl.store(out + row * C + c, tl.sum(sums, 0))
+
+
+@triton.jit
 def head(
     a, da, w, dw, bias, dbias, labels, losses, ge, dge, ga, dga, images, total,
     FEATURES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
