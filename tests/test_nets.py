@@ -1,5 +1,7 @@
 """The networks: the paper's sizes, logits for every image size, seeds, options, and what is refused."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -288,3 +290,12 @@ def test_images_that_are_too_small_are_refused(name, size):
     with pytest.raises(RecollectError, match=f"images of {size[0]}x{size[1]} are too small for '{name}': use mlp"):
         Network(name, (3, *size), 5)
     assert Network("mlp:width=4", (3, *size), 5).fresh(0)
+
+
+def test_fresh_in_threads():
+    network = Network("mlp:width=64", (1, 8, 8), 3)
+    alone = [network.fresh(seed) for seed in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(network.fresh, range(40)))
+    for a, b in zip(alone, together, strict=True):
+        assert all(torch.equal(p, b[name]) for name, p in a.items())

@@ -7,6 +7,7 @@ that a norm never sees a single pixel.
 """
 
 import inspect
+import threading
 from collections.abc import Callable
 
 import torch
@@ -18,6 +19,7 @@ from recollect.errors import RecollectError, unknown
 Shape = tuple[int, int, int]  # channels, height, width
 Constructor = Callable[[Shape, int], nn.Module]
 Params = dict[str, Tensor]
+_default_generator = threading.Lock()  # modules draw from it, and there is one for all threads
 
 
 class InstanceNorm(nn.Module):
@@ -154,7 +156,7 @@ class Network:
             )
 
     def _build(self, seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        with _default_generator, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
             return self.construct(self.shape, self.classes)
 

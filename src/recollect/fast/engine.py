@@ -6,6 +6,7 @@ chip together. Without CUDA the very same steps run uncaptured, one operation af
 """
 
 import gc
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
 MOST_PLANS = 4  # captured at a time: an outer step may draw one of several augmentations
+_switches = threading.RLock()
 WARM_UP = 2  # runs before a capture: kernels are compiled, convolutions choose their algorithm
 
 
@@ -36,14 +38,20 @@ class Start(NamedTuple):
 
 @contextmanager
 def precision(name: str, benchmark: bool = False) -> Iterator[None]:
-    """The library's own products in full float32, or with "tf32" and "bf16" in TF32, while this lasts."""
-    reduced, before = name != "fp32", torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = reduced
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=reduced):
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    """The library's own products in full float32, or with "tf32" and "bf16" in TF32, while this lasts.
+
+    The switches are the whole process's, so one thread at a time has them; captured steps need them no more.
+    """
+    with _switches:
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
+        try:
+            with torch.backends.cudnn.flags(
+                enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=name != "fp32"
+            ):
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Engine:
@@ -105,7 +113,7 @@ class Engine:
                     if largest == 1:
                         raise
                     self._split(-(-largest // 2))
-            return self.plans[key].run(starts, images, labels, query)
+        return self.plans[key].run(starts, images, labels, query)
 
     def needs(self, networks: int, batch: int, query: int, window: int, optimiser: Optimiser = "sgd") -> int:
         """About how many bytes an unroll takes: the trajectory, and a pass twice over, which leaves room for the
@@ -287,7 +295,8 @@ def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
         graph = torch.cuda.CUDAGraph()
-        # what a step does aside, on streams of common priority, gives way to it
-        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.Stream(priority=-1)):
+        # What a step does aside, on streams of common priority, gives way to it; other threads may go on meanwhile
+        main = torch.cuda.Stream(priority=-1)
+        with torch.cuda.graph(graph, pool=pool, stream=main, capture_error_mode="thread_local"):
             step()
     return graph.replay
