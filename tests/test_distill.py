@@ -426,3 +426,29 @@ def test_memory_is_estimated_for_a_gpu(monkeypatch):
 def test_half_precision_needs_a_gpu():
     with pytest.raises(RecollectError, match="compute is bf16, which needs a CUDA device"):
         resolve(replace(CONFIG, compute="bf16", device="cpu"), toy())
+
+
+def test_memories_on_the_way_are_kept(tmp_path):
+    """Of a run that was killed between them, too."""
+    config = replace(CONFIG, keep_every=2, preprocess="zca")
+    whole = distill(toy(), config, run=tmp_path / "whole")
+    step = Distiller.step
+
+    def stop(self, state):
+        if state.step == 3:
+            raise torch.OutOfMemoryError
+        return step(self, state)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Distiller, "step", stop)
+        with pytest.raises(RecollectError):
+            distill(toy(), config, run=tmp_path / "run")
+    next((tmp_path / "run").glob("zca-*")).unlink()
+    with pytest.warns(UserWarning, match="fitted again from the training images"):
+        distill(toy(), config, run=tmp_path / "run", resume=True)
+    for number in (2, 4, 6):
+        name = f"memory-{number}.safetensors"
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    last = Memory.load(tmp_path / "whole" / "memory-6.safetensors")
+    assert torch.equal(last.bases, whole.bases)
+    assert last.header.made["steps"] == 6

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_distill import CONFIG, toy
 
-from recollect import Recipe, RecollectError, Split, distill
+from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.distill import seeded
@@ -140,3 +140,23 @@ def test_recipe_of_the_memory_is_the_inner_loops():
     made = distill(toy(), replace(CONFIG, outer_steps=1, inner_lr=0.03, inner_momentum=0.8))
     assert (made.header.recipe["lr"], made.header.recipe["momentum"]) == (0.03, 0.8)
     assert (made.header.recipe["epochs"], made.header.recipe["batch"]) == (300, 640)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_whitening_file_that_is_not_there_is_fitted_again(tmp_path, whole):
+    images = toy()
+    config = DistillConfig(network="mlp:width=8", bases=2, outer_steps=1, inner_steps=2, window=None, preprocess="zca")
+    memory = distill(images, replace(config, use_validation=whole))
+    memory.save(tmp_path / "memory.safetensors")
+    options = {"networks": 2, "recipe": Recipe(network="mlp:width=8", epochs=3)}
+    before = evaluate(memory, images, **options)
+    (sidecar,) = tmp_path.glob("zca-*")
+    sidecar.unlink()
+    found = Memory.load(tmp_path / "memory.safetensors")
+    with pytest.warns(UserWarning, match=r"zca-\w+.safetensors is not at hand: fitted again from the training images"):
+        assert evaluate(found, images, **options).values == before.values
+    found.save(tmp_path / "again.safetensors")
+    sidecar.unlink()  # which came back with that
+    others = replace(images, train=Split(255 - images.train.images, images.train.labels))
+    with pytest.raises(RecollectError, match="not at hand, and these training images are not those it was fitted to"):
+        evaluate(Memory.load(tmp_path / "memory.safetensors"), others, **options)

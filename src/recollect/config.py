@@ -111,6 +111,8 @@ class DistillConfig:
     ConvNet on a GPU has kernels of its own and does not need it"""
     checkpoint_seconds: float = 60.0
     """how often a checkpoint is written"""
+    keep_every: int = 0
+    """also keep the memory as it is after every so many outer steps, in the run's folder (0: only at the end)"""
 
 
 PAPER = DistillConfig(
@@ -145,7 +147,7 @@ def check(config: DistillConfig) -> None:
     least = {
         "images_per_class": 1, "bases": 1, "downsample": 1, "inner_steps": 1, "inner_per_class": 1, "window": 1,
         "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1, "real_per_class": 1,
-        "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0, "checkpoint_seconds": 0,
+        "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0, "checkpoint_seconds": 0, "keep_every": 0,
     }  # fmt: skip
     for name, low in least.items():
         value = getattr(config, name)

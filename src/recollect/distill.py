@@ -182,7 +182,7 @@ class Distiller:
     """The data and the network of one run, and the metagradient they give. Holds nothing that changes."""
 
     def __init__(self, images: Images, config: DistillConfig, preprocess: Preprocess, network: Network):
-        self.config, self.preprocess, self.network = config, preprocess, network
+        self.config, self.preprocess, self.network = config, preprocess.to(config.device), network
         self.shape, self.classes = images.shape, images.classes
         real = training_split(images, config)
         self.pixels = real.images.to(config.device)
@@ -402,7 +402,7 @@ def distill(
     net = Network(network or config.network, images.shape, images.classes)
     split = training_split(images, config)
     if run is None:
-        preprocess = Preprocess.fit(split.images, config.preprocess)
+        preprocess = Preprocess.fit(split.images, config.preprocess, config.device)
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
@@ -416,9 +416,9 @@ def distill(
     if saved and saved["state"]["step"] >= config.outer_steps and folder.memory_path.exists():
         return Memory.load(folder.memory_path)
     if saved:
-        preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder)
+        preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
     else:
-        preprocess = Preprocess.fit(split.images, config.preprocess)
+        preprocess = Preprocess.fit(split.images, config.preprocess, config.device)
         preprocess.save_sidecar(folder.folder)
     state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
     _tell(distiller, say)
@@ -429,6 +429,8 @@ def distill(
 
     def record(line: dict[str, Any]) -> None:
         folder.log(line)
+        if config.keep_every and state.step % config.keep_every == 0:
+            to_memory(state, images, config, preprocess).save(folder.kept(state.step))
         if progress:
             progress(line)
 

@@ -114,7 +114,7 @@ def evaluate(
         )
     options = Options(network=network, networks=networks, on=on, seed=seed, device=device, compute=compute)
     recipe, recalled = recipe or memory_recipe(memory), memory.recall()
-    return _measure(name, lambda *_: recalled, images, memory.preprocess(), recipe, **options)
+    return _measure(name, lambda *_: recalled, images, memory.preprocess(images), recipe, **options)
 
 
 def memory_recipe(memory: Memory) -> Recipe:
@@ -211,9 +211,15 @@ def train(
     seeds: list[int],
     device: str = "cpu",
     compute: Compute = "auto",
+    watch: Callable[[float], None] | None = None,
 ) -> list[Params]:
-    """One network for each part, by SGD with momentum from fresh parameters; the same ones whether alone or together."""
+    """One network for each part, by SGD with momentum from fresh parameters; the same ones whether alone or together.
+
+    `watch` is told the loss of every step, and may raise to end it: then they come one after another, uncaptured.
+    """
     _check(recipe)
+    if watch:
+        return [_train_one(network, part, recipe, seed, device, watch) for part, seed in zip(parts, seeds, strict=True)]
     if device.startswith("cuda"):
         flat, used = fast.passes(network, device, compute, half=False)
         with torch.cuda.device(device), precision(used):
@@ -231,14 +237,24 @@ def _check(recipe: Recipe) -> None:
         raise RecollectError(f"lr is {recipe.lr}: give a number above 0")
 
 
-def _train_one(network: Network, part: Part, recipe: Recipe, seed: int) -> Params:
-    images, labels = part
-    params = {name: p.requires_grad_() for name, p in network.fresh(seed).items()}
+def _train_one(
+    network: Network,
+    part: Part,
+    recipe: Recipe,
+    seed: int,
+    device: str = "cpu",
+    watch: Callable[[float], None] | None = None,
+) -> Params:
+    images, labels = part[0].to(device), part[1].to(device)
+    params = {name: p.requires_grad_() for name, p in network.fresh(seed, device).items()}
     optimiser = torch.optim.SGD(list(params.values()), lr=recipe.lr, momentum=recipe.momentum)
     for rows, drawn in batches(len(labels), recipe, seeded(seed, 1)):
         optimiser.zero_grad()
-        network.loss(params, augment.apply(images[rows], drawn), labels[rows]).backward()
+        loss = network.loss(params, augment.apply(images[rows], drawn), labels[rows])
+        loss.backward()
         optimiser.step()
+        if watch:
+            watch(float(loss.detach()))
     return {name: p.detach() for name, p in params.items()}
 
 

@@ -18,6 +18,7 @@ from recollect.files import sha256, write_atomically
 from recollect.header import Header, TensorInfo, check_tensors, parse, read_header
 
 if TYPE_CHECKING:
+    from recollect.data.images import Images
     from recollect.data.preprocess import Preprocess
 
 Precision = Literal["float32", "float16", "bfloat16"]
@@ -131,8 +132,27 @@ def one_hot_addressing(classes: int, per_class: int) -> Tensor:
     return addressing.scatter_(2, (owner * per_class + item)[..., None], 1)
 
 
+@dataclass(frozen=True)
+class Classes:
+    """Some classes of one memory, in this order: memory["cat", "dog"]. What `compose` takes."""
+
+    memory: "Memory"
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for place, label in enumerate(self.labels):
+            if label in self.labels[:place]:
+                raise RecollectError(f"class '{self.names[place]}' of {self.memory.name} is named twice: name it once")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.memory.class_names[label] for label in self.labels)
+
+
 class Memory:
     """A distilled dataset: shared bases, addressing matrices, and a header that says what they are."""
+
+    __iter__ = None  # memory[0] is a class: not the first of a sequence
 
     def __init__(self, bases: Tensor, addressing: Tensor, header: Header):
         kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
@@ -143,6 +163,8 @@ class Memory:
         self.header = parse(header.to_json(), "the memory")  # as a reader of its file will find it
         self.folder = Path()
         """where it was loaded from; its sidecar file lies there"""
+        self.name = header.dataset
+        """what to call it beside others: its dataset; once loaded, its file (its folder, for a run's memory.safetensors)"""
         self.fitted: Preprocess | None = None
         """its preprocessing, where it was just distilled and there is no file yet"""
         tensors = {"bases": bases, "addressing": addressing}
@@ -167,6 +189,10 @@ class Memory:
     def nbytes(self) -> int:
         """The same in bytes."""
         return self.floats * self.bases.itemsize
+
+    def __getitem__(self, query: "int | str | Sequence[int] | Sequence[str]") -> Classes:
+        """memory["cat"], memory["cat", "dog"], memory[0, 5]: classes to `compose` a classifier of."""
+        return Classes(self, tuple(self.labels(query).tolist()))
 
     def queries(self, query: Query = None) -> Tensor:
         """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
@@ -226,17 +252,26 @@ class Memory:
         mean = torch.nn.functional.normalize(self.mean_coefficients(query), dim=1)
         return mean @ mean.T
 
-    def preprocess(self) -> "Preprocess":
-        """How real images must be prepared for a network trained on a recall; also undoes it, for viewing."""
+    def preprocess(self, images: "Images | None" = None) -> "Preprocess":
+        """How real images must be prepared for a network trained on a recall; also undoes it, for viewing.
+
+        `images` are the memory's own dataset, from which a whitening file that is not at hand can be fitted again.
+        """
         from recollect.data.preprocess import Preprocess
 
         if self.fitted is not None:
             return self.fitted
-        preprocess = Preprocess.from_json(self.header.preprocessing, self.folder)
+        pixels = None
+        if images is not None:
+            whole = self.header.made.get("config", {}).get("use_validation", False)
+            pixels = (images.train + images.validation if whole else images.train).images
+        preprocess = Preprocess.from_json(self.header.preprocessing, self.folder, pixels)
         if not preprocess.is_for(self.image_shape):
             raise RecollectError(
                 f"the memory's preprocessing is not for its images of {list(self.image_shape)}: fetch or distil it again"
             )
+        if images is not None:
+            self.fitted = preprocess
         return preprocess
 
     def with_accuracy(self, *entries: dict) -> "Memory":
@@ -245,7 +280,7 @@ class Memory:
         new = {key(entry) for entry in entries}
         kept = [entry for entry in self.header.accuracy if key(entry) not in new]
         memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]))
-        memory.folder, memory.fitted = self.folder, self.fitted
+        memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
         return memory
 
     def save(self, path: "Path | str") -> None:
@@ -253,7 +288,9 @@ class Memory:
         path = Path(path)
         zca = self.header.preprocessing.get("zca")
         if zca and not (path.parent / zca["file"]).exists():
-            self.preprocess().save_sidecar(path.parent)
+            preprocess = self.preprocess()
+            if preprocess.to_json()["zca"] == zca:  # one that was fitted again is not the file that the header names
+                preprocess.save_sidecar(path.parent)
         tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
         header = replace(self.header, checksum=_checksum(tensors))
         write_atomically(path, safetensors.torch.save(tensors, {"recollect": header.to_json()}))
@@ -279,6 +316,7 @@ class Memory:
                     f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again"
                 )
         memory.folder = path.parent
+        memory.name = path.parent.resolve().name if path.name == "memory.safetensors" else path.stem
         return memory
 
 

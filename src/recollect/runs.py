@@ -26,6 +26,10 @@ class Run:
         self.memory_path = self.folder / "memory.safetensors"
         self.evaluation_path = self.folder / "evaluation.json"
 
+    def kept(self, step: int) -> Path:
+        """Where a memory on the way is kept."""
+        return self.folder / f"memory-{step}.safetensors"
+
     @staticmethod
     def create(folder: "Path | str", config: dict[str, Any]) -> "Run":
         run = Run(folder)

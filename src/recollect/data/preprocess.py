@@ -6,11 +6,13 @@ lies in a sidecar file beside the memory, named by its content, which several me
 
 import math
 import os
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -31,8 +33,11 @@ class Zca:
     matrix: Tensor
     """[D, D]"""
 
+    def to(self, device: "torch.device | str") -> "Zca":
+        return Zca(self.mean.to(device), self.matrix.to(device))
+
     def file_bytes(self) -> bytes:
-        return safetensors.torch.save({"matrix": self.matrix.contiguous(), "mean": self.mean.contiguous()})
+        return safetensors.torch.save({"matrix": self.matrix.cpu().contiguous(), "mean": self.mean.cpu().contiguous()})
 
     @cached_property
     def file_name(self) -> str:
@@ -57,14 +62,19 @@ class Preprocess:
         images = (pixels.float() / 255 - self._channels(self.mean, pixels)) / self._channels(self.std, pixels)
         if self.zca is None:
             return images
-        mean, matrix = self.zca.mean.to(images.device), self.zca.matrix.to(images.device)
-        return ((images.flatten(1) - mean) @ matrix).view_as(images)
+        zca = self.zca.to(images.device)
+        return ((images.flatten(1) - zca.mean) @ zca.matrix).view_as(images)
+
+    def to(self, device: "torch.device | str") -> "Preprocess":
+        """The same with its matrix on a device, so that it need not travel at every call."""
+        return self if self.zca is None else replace(self, zca=self.zca.to(device))
 
     def undo(self, images: Tensor) -> Tensor:
         """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside)."""
         if self.zca is not None:
-            whole = torch.linalg.solve(self.zca.matrix.double(), images.flatten(1).double().T).T
-            images = (whole.float() + self.zca.mean).view_as(images)
+            zca = self.zca.to(images.device)
+            whole = torch.linalg.solve(zca.matrix.double(), images.flatten(1).double().T).T
+            images = (whole.float() + zca.mean).view_as(images)
         return images * self._channels(self.std, images) + self._channels(self.mean, images)
 
     @staticmethod
@@ -76,8 +86,8 @@ class Preprocess:
         return len(self.mean) == shape[0] and (self.zca is None or len(self.zca.mean) == math.prod(shape))
 
     @staticmethod
-    def fit(pixels: Tensor, kind: str = "normalise") -> "Preprocess":
-        """Statistics of training images, uint8 [N, C, H, W]; `kind` is "normalise" or "zca"."""
+    def fit(pixels: Tensor, kind: str = "normalise", device: "torch.device | str" = "cpu") -> "Preprocess":
+        """Statistics of training images, uint8 [N, C, H, W]; `kind` is "normalise" or "zca", which a GPU fits faster."""
         if kind not in ("normalise", "zca"):
             raise unknown("preprocessing", kind, ["normalise", "zca"])
         by_channel = pixels.transpose(0, 1).flatten(1)
@@ -87,7 +97,7 @@ class Preprocess:
         std = ((counts * (levels - mean[:, None]) ** 2).sum(1) / counts.sum(1)).sqrt()
         std[(counts > 0).sum(1) == 1] = 1.0  # a channel without contrast carries nothing to scale
         plain = Preprocess(tuple(mean.tolist()), tuple(std.tolist()))
-        return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels))
+        return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
@@ -99,8 +109,11 @@ class Preprocess:
             write_atomically(folder / self.zca.file_name, self.zca.file_bytes())
 
     @staticmethod
-    def from_json(header: dict[str, Any], folder: Path) -> "Preprocess":
-        """From a memory's header and the folder that holds its sidecar file."""
+    def from_json(header: dict[str, Any], folder: Path, pixels: Tensor | None = None) -> "Preprocess":
+        """From a memory's header and the folder that holds its sidecar file.
+
+        `pixels` are the training images it was fitted to: from them it is fitted again where the file is not at hand.
+        """
         try:
             mean = tuple(float(value) for value in header["mean"])
             std = tuple(float(value) for value in header["std"])
@@ -110,21 +123,36 @@ class Preprocess:
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RecollectError(f"preprocessing {header!r} is damaged: mean, std and zca are expected") from None
+        if name is not None and pixels is not None and not os.path.isfile(folder / name):
+            return _again(Preprocess(mean, std), pixels, name)
         return Preprocess(mean, std, None if name is None else _load_zca(folder, name))
 
 
-def _fit_zca(plain: Preprocess, pixels: Tensor) -> Zca:
+def _again(stated: Preprocess, pixels: Tensor, name: str) -> Preprocess:
+    """Fitted to the same training images once more (a whitening file need not travel with a memory)."""
+    found = Preprocess.fit(pixels)
+    if not np.allclose([found.mean, found.std], [stated.mean, stated.std], rtol=0, atol=1e-6):
+        raise RecollectError(
+            f"the whitening file {name} is not at hand, and these training images are not those it was fitted to (mean "
+            f"{found.mean}, not {stated.mean}): give the memory's own dataset"
+        )
+    warnings.warn(f"the whitening file {name} is not at hand: fitted again from the training images", stacklevel=3)
+    return Preprocess.fit(pixels, "zca", "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _fit_zca(plain: Preprocess, pixels: Tensor, device: "torch.device | str") -> Zca:
     """W = U (S + 0.1)^(-1/2) U^T of the covariance U S U^T of flattened, normalised images; float64, in blocks."""
     size = pixels[0].numel()
-    total, products = torch.zeros(size, dtype=torch.float64), torch.zeros(size, size, dtype=torch.float64)
+    total = torch.zeros(size, dtype=torch.float64, device=device)
+    products = torch.zeros(size, size, dtype=torch.float64, device=device)
     for block in pixels.split(4096):
-        flat = plain(block).flatten(1)
+        flat = plain(block.to(device)).flatten(1)
         total += flat.double().sum(0)
         products += (flat.T @ flat).double()
     mean = total / len(pixels)
     values, vectors = torch.linalg.eigh(products / len(pixels) - torch.outer(mean, mean))
     matrix = (vectors * (values.clamp_min(0) + ZCA_EPSILON).rsqrt()) @ vectors.T
-    return Zca(mean.float(), matrix.float())
+    return Zca(mean.float().cpu(), matrix.float().cpu())
 
 
 def _load_zca(folder: Path, name: str) -> Zca:
