@@ -352,7 +352,16 @@ def test_preset_is_in_the_saved_config(call, toy_npz):
     call("distill", toy_npz, *options, "--network", "mlp:width=4", "--out", "run", "--quiet")
     saved = Run("run").config["distill"]
     changed = {name for name, value in to_json(PAPER).items() if saved[name] != value}
-    assert changed == {"outer_steps", "inner_steps", "inner_per_class", "network", "bases", "preprocess", "device"}
+    assert changed == {
+        "outer_steps",
+        "inner_steps",
+        "inner_per_class",
+        "network",
+        "bases",
+        "matrices",
+        "preprocess",
+        "device",
+    }
 
 
 @pytest.mark.parametrize(

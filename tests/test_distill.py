@@ -337,8 +337,8 @@ def test_clip_and_schedule():
     assert distiller._limit(state) == 0.5
     state.norm = 0.1
     assert distiller._limit(state) == pytest.approx(0.2)
-    assert distiller._rate(1) == pytest.approx(0.1)
-    assert distiller._rate(6) == pytest.approx(0.05)
+    assert distiller._share(1) == pytest.approx(1)
+    assert distiller._share(6) == pytest.approx(0.5)
 
 
 def test_average_is_what_is_saved():

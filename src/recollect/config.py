@@ -42,6 +42,16 @@ class DistillConfig:
     """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: two fifths of it"""
     addressing: Literal["learned", "one-hot"] = "learned"
     """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
+    matrices: int | None = None
+    """how many addressing matrices (r): images that each query recalls. Default: as many as the budget holds"""
+    query: Literal["labels", "images"] = "labels"
+    """what a memory is asked with: labels; or pictures, through an encoder that is trained with it"""
+    shots: int = 5
+    """pictures of each class that an outer step asks with (query images)"""
+    query_size: int = 64
+    """numbers that the encoder makes of a picture (query images)"""
+    encoder_lr: float = 0.001
+    """the encoder's learning rate (query images)"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -70,7 +80,7 @@ class DistillConfig:
     window_place: Literal["late", "random"] = "random"
     """the window ends with the unroll, or the unroll ends at random, not before the window is full"""
     classes_per_step: int | None = None
-    """labels sampled for each outer step (None: all)"""
+    """labels sampled for each outer step (None: all; with query images, 5)"""
     networks_per_step: int = 1
     """fresh inner networks for each outer step, their gradients averaged"""
     augment: str = "none"
@@ -145,15 +155,16 @@ def preset(name: str) -> DistillConfig:
 def check(config: DistillConfig) -> None:
     """Refuse numbers that cannot be meant."""
     least = {
-        "images_per_class": 1, "bases": 1, "downsample": 1, "inner_steps": 1, "inner_per_class": 1, "window": 1,
-        "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1, "real_per_class": 1,
-        "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0, "checkpoint_seconds": 0, "keep_every": 0,
+        "images_per_class": 1, "bases": 1, "matrices": 1, "shots": 1, "query_size": 2, "downsample": 1, "inner_steps": 1,
+        "inner_per_class": 1, "window": 1, "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1,
+        "real_per_class": 1, "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0,
+        "checkpoint_seconds": 0, "keep_every": 0,
     }  # fmt: skip
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and not low <= value < float("inf"):  # which NaN is not, either
             raise RecollectError(f"{name} is {value}: give {low} or more")
-    for name in ("inner_lr", "outer_lr"):
+    for name in ("inner_lr", "outer_lr", "encoder_lr"):
         if not 0 < getattr(config, name) <= 1e6:
             raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01")
     for name in ("inner_momentum", "outer_momentum", "ema"):

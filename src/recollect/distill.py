@@ -29,11 +29,12 @@ from recollect.errors import RecollectError
 from recollect.fast.engine import Start
 from recollect.files import sha256
 from recollect.header import Header
-from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
-from recollect.nets import Constructor, Network, constructor
+from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
+from recollect.nets import Constructor, Network, Params, constructor
 from recollect.runs import Run
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
+ENCODER = "convnet"  # makes query vectors of pictures
 MOST_SKIPS = 20  # outer steps with a non-finite gradient in a row before the run stops
 
 Progress = Callable[[dict[str, Any]], None]
@@ -58,13 +59,13 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     augment.parse(config.augment)
     if not config.network.startswith("custom "):
         constructor(config.network)
-    shape, classes = images.shape, images.classes
+    classes = images.classes
     most = int(training_split(images, config).labels.bincount().max())
     if config.images_per_class > most:
         raise RecollectError(
             f"images_per_class is {config.images_per_class}, but no class has more than {most}: give fewer"
         )
-    budget = Budget(config.images_per_class, classes, shape, config.downsample, config.precision)
+    budget = _budget(config, images)
     if config.addressing == "one-hot":
         bases = budget.per_class() * classes
         if config.bases not in (None, bases):
@@ -73,6 +74,22 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     else:
         bases = config.bases or budget.default_bases()
         per_class = budget.matrices(bases)
+        if config.matrices is not None and config.matrices > per_class:
+            raise RecollectError(
+                f"matrices is {config.matrices}, but only {per_class} fit beside {bases} bases: give fewer"
+            )
+        per_class = config.matrices or per_class
+    matrices, ways = per_class, config.classes_per_step
+    if config.query == "images":
+        if config.addressing == "one-hot":
+            raise RecollectError("one-hot addressing answers labels alone: leave it out, or --query images")
+        per_class *= config.shots
+        ways = ways or min(5, classes)
+        least = int(training_split(images, config).labels.bincount(minlength=classes).min())
+        if least <= config.shots:
+            raise RecollectError(
+                f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}"
+            )
     inner = min(10, per_class) if config.inner_per_class is None else config.inner_per_class
     if inner > per_class:
         raise RecollectError(
@@ -86,7 +103,13 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     device = find_device(config.device)
     if device == "cpu" and config.compute not in ("auto", "fp32"):
         raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
-    return replace(config, bases=bases, inner_per_class=inner, preprocess=preprocess, device=device)
+    decided = {"bases": bases, "matrices": matrices, "inner_per_class": inner, "classes_per_step": ways}
+    return replace(config, **decided, preprocess=preprocess, device=device)
+
+
+def _budget(config: DistillConfig, images: Images) -> Budget:
+    size = config.query_size if config.query == "images" else None
+    return Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision, size)
 
 
 def find_device(name: str) -> str:
@@ -105,9 +128,11 @@ class State:
 
     bases: Tensor
     addressing: Tensor
+    encoder: Params
+    """what makes query vectors of pictures; empty where labels are asked with"""
     optimiser: torch.optim.Optimizer
     average: list[Tensor]
-    """the EMA of bases and addressing"""
+    """the EMA of bases, addressing and encoder"""
     step: int = 0
     norm: float = 0.0
     """running mean of the outer gradient's norm"""
@@ -116,20 +141,23 @@ class State:
     skipped_in_a_row: int = 0
 
     @property
+    def tensors(self) -> list[Tensor]:
+        return [self.bases, self.addressing, *self.encoder.values()]
+
+    @property
     def learned(self) -> list[Tensor]:
-        return [tensor for tensor in (self.bases, self.addressing) if tensor.requires_grad]
+        return [tensor for tensor in self.tensors if tensor.requires_grad]
 
     def to_dict(self) -> dict[str, Any]:
         numbers = {name: getattr(self, name) for name in ("step", "norm", "skipped", "skipped_in_a_row")}
-        tensors = {"bases": self.bases.detach(), "addressing": self.addressing.detach(), "average": self.average}
+        tensors = {"tensors": [tensor.detach() for tensor in self.tensors], "average": self.average}
         return numbers | tensors | {"optimiser": self.optimiser.state_dict()}
 
     def load(self, saved: dict[str, Any]) -> None:
         with torch.no_grad():
-            self.bases.copy_(saved["bases"])
-            self.addressing.copy_(saved["addressing"])
-            for mine, theirs in zip(self.average, saved["average"], strict=True):
-                mine.copy_(theirs)
+            for name in ("tensors", "average"):
+                for mine, theirs in zip(getattr(self, name), saved[name], strict=True):
+                    mine.copy_(theirs)
         self.optimiser.load_state_dict(saved["optimiser"])
         for name in ("step", "norm", "skipped", "skipped_in_a_row"):
             setattr(self, name, saved[name])
@@ -137,7 +165,7 @@ class State:
 
 def first_state(config: DistillConfig, images: Images) -> State:
     """Fresh bases and addressing, and the outer optimiser."""
-    budget = Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision)
+    budget = _budget(config, images)
     generator = seeded(config.seed, 0)
     assert config.bases is not None  # resolve() decided it
     bases = torch.empty(config.bases, *budget.base_shape)
@@ -145,16 +173,24 @@ def first_state(config: DistillConfig, images: Images) -> State:
         addressing = one_hot_addressing(images.classes, budget.per_class()).float()
         bases.normal_(generator=generator)
     else:
-        addressing = torch.empty(budget.matrices(config.bases), images.classes, config.bases)
+        assert config.matrices is not None
+        size = config.query_size if config.query == "images" else images.classes
+        addressing = torch.empty(config.matrices, size, config.bases)
         _initialise(bases, addressing, config.init, generator)
     bases = bases.to(config.device).requires_grad_()
     addressing = addressing.to(config.device).requires_grad_(config.addressing == "learned")
-    learned = [tensor for tensor in (bases, addressing) if tensor.requires_grad]
+    encoder: Params = {}
+    groups = [{"params": [tensor for tensor in (bases, addressing) if tensor.requires_grad], "first": config.outer_lr}]
+    if config.query == "images":
+        fresh = Network(ENCODER, images.shape, config.query_size).fresh(config.seed, config.device)
+        encoder = {name: p.requires_grad_() for name, p in fresh.items()}
+        groups.append({"params": list(encoder.values()), "first": config.encoder_lr})
     if config.outer_optimiser == "sgd":
-        optimiser = torch.optim.SGD(learned, lr=config.outer_lr, momentum=config.outer_momentum)
+        optimiser = torch.optim.SGD(groups, lr=config.outer_lr, momentum=config.outer_momentum)
     else:
-        optimiser = torch.optim.Adam(learned, lr=config.outer_lr, betas=(config.outer_momentum, 0.999))
-    return State(bases, addressing, optimiser, [bases.detach().clone(), addressing.detach().clone()])
+        optimiser = torch.optim.Adam(groups, lr=config.outer_lr, betas=(config.outer_momentum, 0.999))
+    tensors = [bases, addressing, *encoder.values()]
+    return State(bases, addressing, encoder, optimiser, [tensor.detach().clone() for tensor in tensors])
 
 
 def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
@@ -173,6 +209,8 @@ class _Draws(NamedTuple):
 
     labels: Tensor
     shared: augment.Drawn
+    shots: Tensor
+    """rows of the pictures that the memory is asked with, class by class; none where labels are"""
     rows: Tensor
     truth: Tensor
     starts: list[Start]
@@ -188,6 +226,8 @@ class Distiller:
         self.pixels = real.images.to(config.device)
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.augmentation = augment.parse(config.augment)
+        asked = config.query == "images"
+        self.encoder = encoder_network(ENCODER, images.shape, config.query_size) if asked else None
         self.on_gpu = config.device.startswith("cuda")
         if self.on_gpu:
             self.engine = fast.fastest(network, config.device, config.compute, config.compile)
@@ -210,9 +250,7 @@ class Distiller:
         """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
         config, device = self.config, self.config.device
         drawn = self.ahead.pop(state.step, None) or self._draw(state.step, len(state.addressing))
-        queries = torch.nn.functional.one_hot(drawn.labels, self.classes).float().to(device)
-        recalled = recall(state.bases, state.addressing, queries, self.shape[1:])  # [Q r, C, H, W]
-        labels = drawn.labels.repeat_interleave(len(state.addressing)).to(device)
+        recalled, labels = self._recall(drawn, state)
         pixels = self.preprocess(self.pixels[drawn.rows.to(self.pixels.device)])
         query = augment.apply(pixels, drawn.shared), drawn.truth.to(device)
         options = {
@@ -238,19 +276,33 @@ class Distiller:
         by_images = torch.stack([each.images for each in found]).mean(0)
         return value, list(torch.autograd.grad(recalled, state.learned, by_images))
 
+    def _recall(self, drawn: "_Draws", state: State) -> tuple[Tensor, Tensor]:
+        """Line 5: the recalled set, [Q r, C, H, W], and its labels. Asked with pictures, labels are places in the query."""
+        device = self.config.device
+        if self.encoder:
+            pictures = self.preprocess(self.pixels[drawn.shots.to(device)])
+            queries = encode(self.encoder, state.encoder, pictures)
+            labels = torch.arange(len(drawn.labels)).repeat_interleave(self.config.shots)
+        else:
+            queries = torch.nn.functional.one_hot(drawn.labels, self.classes).float().to(device)
+            labels = drawn.labels
+        recalled = recall(state.bases, state.addressing, queries, self.shape[1:])
+        return recalled, labels.repeat_interleave(len(state.addressing)).to(device)
+
     def _draw(self, step: int, matrices: int) -> "_Draws":
         """All that is random in an outer step."""
         config, generator = self.config, seeded(self.config.seed, 1, step)
         labels = self._labels(generator)
         shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
-        rows, truth = self._real(labels, generator)
+        shots, rows, truth = self._real(labels, generator)
+        matrices *= config.shots if self.encoder else 1
         starts, steps = [], None
         for _ in range(config.networks_per_step):
             params = self.network.fresh(int(torch.randint(2**62, (), generator=generator)))
             batches = self._batches(len(labels), matrices, steps, generator)
             starts.append(Start(params, batches, self._augmentation(shared, batches.shape, generator)))
             steps = len(batches)
-        return _Draws(labels, shared, rows, truth, starts)
+        return _Draws(labels, shared, shots, rows, truth, starts)
 
     def _labels(self, generator: torch.Generator) -> Tensor:
         """Line 4: a subset of the labels, in order."""
@@ -267,15 +319,18 @@ class Distiller:
         picks = torch.rand(steps, classes, matrices, generator=generator).argsort(-1)[..., : config.inner_per_class]
         return (picks + torch.arange(classes)[:, None] * matrices).flatten(1)
 
-    def _real(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Line 14: rows and labels of real images of the chosen classes."""
-        rows, truth = [], []
-        for label in labels.tolist():
+    def _real(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Line 14: rows and labels of real images of the chosen classes; before them, the rows of other ones to ask with."""
+        ask = self.config.shots if self.encoder else 0
+        shots, rows, truth = [], [], []
+        for place, label in enumerate(labels.tolist()):
             of_class = self.by_class[label]
-            pick = of_class[torch.randperm(len(of_class), generator=generator)[: self.config.real_per_class]]
+            order = of_class[torch.randperm(len(of_class), generator=generator)]
+            pick = order[ask : ask + self.config.real_per_class]
+            shots.append(order[:ask])
             rows.append(pick)
-            truth.append(torch.full_like(pick, label))
-        return torch.cat(rows), torch.cat(truth)
+            truth.append(torch.full_like(pick, place if self.encoder else label))
+        return torch.cat(shots), torch.cat(rows), torch.cat(truth)
 
     def _augmentation(
         self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator
@@ -300,18 +355,24 @@ class Distiller:
         limit = self._limit(state)
         scale = min(1.0, limit / norm) if norm > 0 else 1.0
         state.norm = norm * scale if state.norm == 0 else 0.9 * state.norm + 0.1 * norm * scale
-        rate = self._rate(state.step)
+        share = self._share(state.step)
         for group in state.optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["first"] * share
         for tensor, gradient in zip(state.learned, gradients, strict=True):
             tensor.grad = gradient * scale
         state.optimiser.step()
         decay = min(
             config.ema, (1 + state.step) / (10 + state.step)
         )  # a short memory while there is little to remember
-        for mean, now in zip(state.average, (state.bases, state.addressing), strict=True):
+        for mean, now in zip(state.average, state.tensors, strict=True):
             mean.lerp_(now.detach(), 1 - decay)
-        return {"step": state.step, "loss": value, "norm": norm, "lr": rate, "skipped": state.skipped}
+        return {
+            "step": state.step,
+            "loss": value,
+            "norm": norm,
+            "lr": config.outer_lr * share,
+            "skipped": state.skipped,
+        }
 
     def _limit(self, state: State) -> float:
         limit = self.config.clip_norm or math.inf
@@ -319,10 +380,11 @@ class Distiller:
             limit = min(limit, self.config.clip_running * state.norm)
         return limit
 
-    def _rate(self, step: int) -> float:
+    def _share(self, step: int) -> float:
+        """Of the learning rate, at this outer step."""
         if self.config.outer_schedule == "constant":
-            return self.config.outer_lr
-        return self.config.outer_lr * 0.5 * (1 + math.cos(math.pi * (step - 1) / self.config.outer_steps))
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (step - 1) / self.config.outer_steps))
 
 
 def training_split(images: Images, config: DistillConfig) -> Split:
@@ -339,16 +401,21 @@ def _recipe(config: DistillConfig) -> Recipe:
 
 def to_memory(state: State, images: Images, config: DistillConfig, preprocess: Preprocess) -> Memory:
     """The memory that a state stands for: the average, in the precision of the file."""
-    bases, addressing = (tensor.detach().cpu() for tensor in state.average)
+    bases, addressing, *rest = (tensor.detach().cpu() for tensor in state.average)
+    encoder = dict(zip(state.encoder, rest, strict=True))
+    query = {}
+    if encoder:
+        query = {"encoder": ENCODER, "size": config.query_size, "ways": config.classes_per_step, "shots": config.shots}
     kind = PRECISIONS[config.precision]
     one_hot = config.addressing == "one-hot"
-    budget = Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision)
+    budget = _budget(config, images)
     header = Header(
         dataset=images.name,
         class_names=list(images.class_names),
         image_shape=list(images.shape),
         downsample=config.downsample,
         addressing=config.addressing,
+        query=query,
         preprocessing=preprocess.to_json(),
         recipe=to_json(_recipe(config)),
         made={
@@ -366,9 +433,10 @@ def to_memory(state: State, images: Images, config: DistillConfig, preprocess: P
             "numbers": budget.numbers,
             "used": bases.numel() + (0 if one_hot else addressing.numel()),
             "counted": "bases alone; one-hot addressing is implied" if one_hot else "bases and addressing",
+            **({"encoder": sum(p.numel() for p in encoder.values())} if encoder else {}),
         },
     )
-    memory = Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header)
+    memory = Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header, encoder)
     memory.fitted = preprocess
     return memory
 
@@ -399,7 +467,8 @@ def distill(
     config = resolve(config or DistillConfig(), images)
     if network is not None:
         config = replace(config, network=f"custom {getattr(network, '__qualname__', type(network).__name__)}")
-    net = Network(network or config.network, images.shape, images.classes)
+    ways = config.classes_per_step if config.query == "images" else images.classes
+    net = Network(network or config.network, images.shape, ways or images.classes)
     split = training_split(images, config)
     if run is None:
         preprocess = Preprocess.fit(split.images, config.preprocess, config.device)

@@ -1,7 +1,8 @@
 """The header of a memory file: what a memory says about itself. Read and checked here without torch, and without running
 anything that the file brings along.
 
-A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addressing` [r,d_y,K];
+A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addressing` [r,d_y,K], and `encoder.*` where it is
+asked with pictures;
 `__metadata__["recollect"]` is the JSON of the dataclass below.
 """
 
@@ -32,6 +33,8 @@ class Header:
     """bases are this much smaller than images on each side, rounded up; recall upsamples bilinearly"""
     addressing: str = "learned"
     """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
+    query: dict[str, Any] = field(default_factory=dict)
+    """of a memory that is asked with pictures: its encoder's network, the size of a query vector, ways and shots"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
     budget: dict[str, Any] = field(default_factory=dict)
@@ -97,6 +100,7 @@ def _check(header: Header, where: object) -> None:
         "addressing": header.addressing not in ("learned", "one-hot"),
         "accuracy": not _list_of(header.accuracy, dict),
         "checksum": not isinstance(header.checksum, str),
+        "query": not _is_query(header.query),
     }
     wrong |= {
         name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")
@@ -104,6 +108,15 @@ def _check(header: Header, where: object) -> None:
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
+
+
+def _is_query(query: object) -> bool:
+    """Empty for labels; else an encoder's name and three numbers."""
+    if query == {}:
+        return True
+    if not isinstance(query, dict) or not isinstance(query.get("encoder"), str):
+        return False
+    return all(type(query.get(name)) is int and 0 < query[name] <= MAX_SIDE for name in ("size", "ways", "shots"))
 
 
 def _fits(shape: list[int]) -> bool:
@@ -162,7 +175,12 @@ def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object)
         raise _damaged(where, f"its bases are {list(bases[1:])} where the header tells {list(header.base_shape)}")
     if addressing[2] != bases[0]:
         raise _damaged(where, f"its addressing is for {addressing[2]} bases, and it has {bases[0]}")
-    if addressing[1] != len(header.class_names):
+    if header.query:
+        if addressing[1] != header.query["size"]:
+            raise _damaged(
+                where, f"its addressing takes {addressing[1]} numbers, its encoder gives {header.query['size']}"
+            )
+    elif addressing[1] != len(header.class_names):
         raise _damaged(
             where, f"its addressing is for {addressing[1]} classes, and the header names {len(header.class_names)}"
         )

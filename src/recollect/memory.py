@@ -20,8 +20,10 @@ from recollect.header import Header, TensorInfo, check_tensors, parse, read_head
 if TYPE_CHECKING:
     from recollect.data.images import Images
     from recollect.data.preprocess import Preprocess
+    from recollect.nets import Network, Params
 
 Precision = Literal["float32", "float16", "bfloat16"]
+ENCODER = "encoder."  # what the names of its tensors begin with
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 Query = int | str | Sequence[int] | Sequence[str] | Tensor | None
 """labels, class names, or vectors [Q, d_y] (floats); None is every class"""
@@ -42,6 +44,8 @@ class Budget:
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Precision = "float32"
+    query_size: int | None = None
+    """d_y: numbers in a query vector, where it is not one for each class"""
 
     def __post_init__(self) -> None:
         if self.images_per_class < 1:
@@ -87,7 +91,7 @@ class Budget:
         most = self.bases(1)
         if bases < 1:
             raise RecollectError(f"number of bases is {bases}: give 1 to {most}")
-        r = (self.numbers - bases * self.base_numbers) // (self.classes * bases)
+        r = (self.numbers - bases * self.base_numbers) // ((self.query_size or self.classes) * bases)
         if r < 1:
             raise RecollectError(
                 f"{bases} bases do not fit {self.name} ({self.numbers:,} numbers): at most {most} bases leave room for "
@@ -99,7 +103,7 @@ class Budget:
         """K: how many bases fit with r addressing matrices."""
         if matrices < 1:
             raise RecollectError(f"number of addressing matrices is {matrices}: give 1 or more")
-        k = self.numbers // (self.base_numbers + matrices * self.classes)
+        k = self.numbers // (self.base_numbers + matrices * (self.query_size or self.classes))
         if k < 1:
             raise RecollectError(
                 f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base: "
@@ -154,7 +158,7 @@ class Memory:
 
     __iter__ = None  # memory[0] is a class: not the first of a sequence
 
-    def __init__(self, bases: Tensor, addressing: Tensor, header: Header):
+    def __init__(self, bases: Tensor, addressing: Tensor, header: Header, encoder: "Params | None" = None):
         kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
         self.bases = bases
         """[K, c, h, w]"""
@@ -170,6 +174,9 @@ class Memory:
         tensors = {"bases": bases, "addressing": addressing}
         infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
         check_tensors(self.header, infos, "the memory")
+        self.encoder = encoder or {}
+        """the weights of the network that makes query vectors of pictures; none where labels are asked with"""
+        _check_encoder(self.encoder, self.header, "the memory")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -196,7 +203,7 @@ class Memory:
 
     def queries(self, query: Query = None) -> Tensor:
         """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
-        classes = len(self.class_names)
+        classes = self.addressing.shape[1]
         if isinstance(query, Tensor) and query.is_floating_point():
             if query.ndim != 2 or query.shape[1] != classes or len(query) == 0:
                 raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {classes}], one row a query")
@@ -205,6 +212,8 @@ class Memory:
 
     def labels(self, query: Query = None) -> Tensor:
         """The class numbers [Q] that a query of labels or names stands for."""
+        if self.header.query:
+            raise RecollectError(f"{self.name} is asked with pictures, not with labels: use ask (recollect ask)")
         if query is None:
             return torch.arange(len(self.class_names))
         if isinstance(query, Tensor):
@@ -234,6 +243,16 @@ class Memory:
         is_vectors = isinstance(query, Tensor) and query.is_floating_point()
         labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
         return images, labels.repeat_interleave(len(self.addressing))
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The query vectors [Q, d_y] of pictures [Q, C, H, W], prepared as a network sees them."""
+        if not self.header.query:
+            raise RecollectError(f"{self.name} is asked with labels, not with pictures: name its classes")
+        return encode(
+            encoder_network(self.header.query["encoder"], self.image_shape, self.header.query["size"]),
+            self.encoder,
+            images,
+        )
 
     def dataset(self, query: Query = None) -> torch.utils.data.TensorDataset:
         """The same as a torch Dataset of (image, label)."""
@@ -279,7 +298,7 @@ class Memory:
         key = lambda entry: (entry.get("network"), entry.get("on"))  # noqa: E731
         new = {key(entry) for entry in entries}
         kept = [entry for entry in self.header.accuracy if key(entry) not in new]
-        memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]))
+        memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]), self.encoder)
         memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
         return memory
 
@@ -292,6 +311,7 @@ class Memory:
             if preprocess.to_json()["zca"] == zca:  # one that was fitted again is not the file that the header names
                 preprocess.save_sidecar(path.parent)
         tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
+        tensors |= {f"{ENCODER}{name}": p.cpu().contiguous() for name, p in self.encoder.items()}
         header = replace(self.header, checksum=_checksum(tensors))
         write_atomically(path, safetensors.torch.save(tensors, {"recollect": header.to_json()}))
 
@@ -306,9 +326,12 @@ class Memory:
             raise RecollectError(f"{path} cannot be read: {error}") from None
         if header.checksum != _checksum(tensors):
             raise RecollectError(f"{path} is damaged: its tensors do not match its checksum; fetch or distil it again")
-        if not all(t.isfinite().all() for t in (tensors["bases"], tensors["addressing"])):
+        ours = [name for name in tensors if name in ("bases", "addressing") or name.startswith(ENCODER)]
+        if not all(tensors[name].isfinite().all() for name in ours):
             raise RecollectError(f"{path} holds values that are not finite: distil it again with a lower learning rate")
-        memory = Memory(tensors["bases"], tensors["addressing"], header)
+        encoder = {name.removeprefix(ENCODER): t for name, t in tensors.items() if name.startswith(ENCODER)}
+        _check_encoder(encoder, header, path)
+        memory = Memory(tensors["bases"], tensors["addressing"], header, encoder)
         if header.addressing == "one-hot":
             implied = one_hot_addressing(len(header.class_names), len(memory.addressing))
             if not torch.equal(memory.addressing, implied):
@@ -320,5 +343,31 @@ class Memory:
         return memory
 
 
+def encoder_network(name: str, shape: tuple[int, int, int], size: int) -> "Network":
+    """The network that makes query vectors of pictures, without weights of its own (a header may name any size)."""
+    from recollect.nets import Network
+
+    with torch.device("meta"):
+        return Network(name, shape, size)
+
+
+def encode(network: "Network", params: "Params", images: Tensor) -> Tensor:
+    """Query vectors of pictures, of length 1 as a label's is."""
+    return torch.nn.functional.normalize(network.logits(params, images), dim=1)
+
+
+def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
+    expected = {}
+    if header.query:
+        channels, height, width = header.image_shape
+        network = encoder_network(header.query["encoder"], (channels, height, width), header.query["size"])
+        expected = {name: (p.shape, torch.float32) for name, p in network.module.named_parameters()}
+    if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
+        raise RecollectError(
+            f"{where} is damaged: its encoder is not the network that its header names; distil it again"
+        )
+
+
 def _checksum(tensors: dict[str, Tensor]) -> str:
-    return sha256(*(tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in ("bases", "addressing")))
+    names = ["bases", "addressing", *sorted(name for name in tensors if name.startswith(ENCODER))]
+    return sha256(*(tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in names))
