@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recollect.fast import kernels as written
+from recollect.fast.flat import Alone
 from recollect.nets import InstanceNorm, Network, Params
 
 aten = torch.ops.aten
@@ -88,7 +89,7 @@ def unfit(network: Network) -> str | None:
     return None
 
 
-class ConvNet:
+class ConvNet(Alone):
     """The passes of a ConvNet in one precision: "bf16", or "tf32" and "fp32" on float32 tensors."""
 
     benchmark = True  # let the library try its convolutions: they are few, and run many times

@@ -55,7 +55,10 @@ def precision(name: str, benchmark: bool = False) -> Iterator[None]:
 
 
 class Engine:
-    """`unroll.metagradient` for one network, with the same meaning; several inner networks at a time with `together`."""
+    """`unroll.metagradient` for one network, with the same meaning; several inner networks at a time with `together`.
+
+    Several networks are one batched computation where their passes stack, and parallel branches of a graph where not.
+    """
 
     def __init__(self, flat: Flat, compute: str = "fp32"):
         self.flat, self.compute = flat, compute
@@ -86,6 +89,7 @@ class Engine:
     ) -> list[MetaGradient]:
         """One metagradient for each inner network, all of them of the same length.
 
+        `images`, `labels` and `query` are the same for all of them; or with one more dimension in front, each has its own.
         `longest` is the longest unroll to come: up to it, unrolls of different lengths share their captured steps.
         """
         steps, batch = starts[0].batches.shape
@@ -109,7 +113,7 @@ class Engine:
                         flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser
                     )
                 except torch.OutOfMemoryError:
-                    largest = self.most or max(batch, len(query[0]))
+                    largest = self.most or max(batch, query[1].shape[-1])
                     if largest == 1:
                         raise
                     self._split(-(-largest // 2))
@@ -136,32 +140,35 @@ class Engine:
 
 
 class _Inner:
-    """The tensors of one inner network."""
+    """The tensors of some inner networks that step together: one, or several stacked along the first dimension."""
 
-    def __init__(self, start: Start, size: int, images: Tensor, window: int, capacity: int, kinds: int):
-        new = images.new_zeros
-        self.theta, self.mean, self.square, self.slope, self.mu = (new(size) for _ in range(5))
-        self.by_mean, self.by_square = new(size), new(size)
+    def __init__(self, starts: Sequence[Start], images: Tensor, size: int, window: int, capacity: int, kinds: int):
+        count, batch, device = len(starts), starts[0].batches.shape[1], images.device
+        new, self.batch = images.new_zeros, batch
+        self.theta, self.mean, self.square, self.slope, self.mu = (new(count, size) for _ in range(5))
+        self.by_mean, self.by_square = new(count, size), new(count, size)
         # weights before each step (for Adam its gradient and averages too); row 0 takes the steps before the window
-        self.trajectory = [new(window + 1, size) for _ in range(kinds)]
-        # of each step: the rows of its batch, and where in the trajectory it belongs
-        rows = max(capacity, WARM_UP)
-        self.plan = torch.zeros(rows, start.batches.shape[1] + 1, dtype=torch.long, device=images.device)
-        self.step = torch.zeros(1, dtype=torch.long, device=images.device)
-        self.by_images, self.value = torch.zeros_like(images), new(())
-        numbers = start.augment.numbers if start.augment else {}
-        self.augment = Schedule({name: n.new_zeros(rows, *n.shape[1:]).to(images) for name, n in numbers.items()})
+        self.trajectory = [new(window + 1, count, size) for _ in range(kinds)]
+        # of each step: the rows of its batches, those of the gradient by images, and where in the trajectory it belongs
+        steps = max(capacity, WARM_UP)
+        self.plan = torch.zeros(steps, 2 * count * batch + 1, dtype=torch.long, device=device)
+        self.step = torch.zeros(1, dtype=torch.long, device=device)
+        self.by_images, self.value = new(count, *images.shape[-4:]), new(count)
+        numbers = starts[0].augment.numbers if starts[0].augment else {}
+        self.augment = Schedule({name: new(steps, count * batch, 2) for name in numbers})
 
-    def begin(self, start: Start, vector: Tensor, window: int) -> None:
-        self.theta.copy_(vector)
+    def begin(self, starts: Sequence[Start], vectors: list[Tensor], images: Tensor, window: int) -> None:
+        self.theta.copy_(torch.stack(vectors))
         for tensor in (self.mean, self.square, self.mu, self.by_mean, self.by_square, self.by_images, self.step):
             tensor.zero_()
-        steps = len(start.batches)
-        self.plan[:steps, :-1].copy_(start.batches)
+        steps, each = len(starts[0].batches), self.by_images.shape[1]
+        rows = torch.stack([start.batches.to(self.plan.device) for start in starts], 1)  # [T, S, B]
+        own = rows + each * torch.arange(len(starts), device=rows.device)[:, None]
+        self.plan[:steps, :-1].copy_(torch.cat([own if images.ndim == 5 else rows, own], 1).flatten(1))
         self.plan[:steps, -1].copy_(torch.arange(window - steps + 1, window + 1).clamp_(min=0))
-        if start.augment:
-            for name, numbers in start.augment.numbers.items():
-                self.augment.numbers[name][:steps].copy_(numbers)
+        for name, into in self.augment.numbers.items():
+            drawn = [start.augment.numbers[name].expand(-1, self.batch, 2) for start in starts if start.augment]
+            into[:steps].copy_(torch.cat(drawn, 1))
 
 
 class _Plan:
@@ -185,9 +192,14 @@ class _Plan:
         self.beta = 0.0 if bridge == "none" else momentum
         size, kinds = len(flat.pack(starts[0].params)), 1 if optimiser == "sgd" else 4
         self.images = torch.zeros_like(images)
-        self.labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
+        self.labels = torch.zeros(images.shape[:-3], dtype=torch.long, device=images.device)
         self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
-        self.inner = [_Inner(start, size, images, window, capacity, kinds) for start in starts]
+        alike = len({tuple(start.augment.numbers) if start.augment else () for start in starts}) == 1
+        each = [range(k, k + 1) for k in range(len(starts))]
+        self.groups = [range(len(starts))] if flat.stacks and alike else each
+        self.inner = [
+            _Inner([starts[k] for k in group], images, size, window, capacity, kinds) for group in self.groups
+        ]
         pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
             captured(lambda step=step: self._side_by_side(step), images.device, pool)
@@ -201,42 +213,52 @@ class _Plan:
         self.labels.copy_(labels)
         for mine, given in zip(self.query, query, strict=True):
             mine.copy_(given)
-        for inner, start in zip(self.inner, starts, strict=True):
-            inner.begin(start, self.flat.pack(start.params), self.window)
+        for inner, group in zip(self.inner, self.groups, strict=True):
+            chosen = [starts[k] for k in group]
+            inner.begin(chosen, [self.flat.pack(start.params) for start in chosen], images, self.window)
         for _ in range(len(starts[0].batches)):
             self.forward()
         self.judge()
         for _ in range(self.window):
             self.adjoint()
+        found = [(inner, k) for inner in self.inner for k in range(len(inner.theta))]
         return [
-            MetaGradient(inner.value.clone(), inner.by_images.clone(), self.flat.unpack(inner.theta, start.params))
-            for inner, start in zip(self.inner, starts, strict=True)
+            MetaGradient(
+                inner.value[k].clone(), inner.by_images[k].clone(), self.flat.unpack(inner.theta[k], start.params)
+            )
+            for (inner, k), start in zip(found, starts, strict=True)
         ]
 
-    def _side_by_side(self, step: Callable[[_Inner], None]) -> None:
+    def _side_by_side(self, step: Callable[[_Inner, range], None]) -> None:
         """The step of every inner network; on a GPU each on a stream of its own, so that they become parallel branches."""
         if len(self.inner) == 1 or not self.images.is_cuda:
-            for inner in self.inner:
-                step(inner)
+            for inner, group in zip(self.inner, self.groups, strict=True):
+                step(inner, group)
             return
         main = torch.cuda.current_stream()
         streams = [torch.cuda.Stream() for _ in self.inner]
-        for inner, stream in zip(self.inner, streams, strict=True):
+        for inner, group, stream in zip(self.inner, self.groups, streams, strict=True):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                step(inner)
+                step(inner, group)
         for stream in streams:
             main.wait_stream(stream)
 
-    def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rows, images and labels of this step, and its place in the trajectory."""
-        plan = inner.plan.index_select(0, inner.step).flatten()
-        rows = plan[:-1]
-        return rows, self.images.index_select(0, rows), self.labels.index_select(0, rows), plan[-1:]
+    def _of(self, tensor: Tensor, group: range, shared: int) -> Tensor:
+        """A group's part of a tensor that has `shared` dimensions where all networks have the same."""
+        return tensor if tensor.ndim == shared else tensor[group.start : group.stop]
 
-    def _forward(self, inner: _Inner) -> None:
-        _, seen, labels, place = self._batch(inner)
-        gradient = self.flat.gradient(inner.theta, inner.augment(seen, inner.step), labels)
+    def _batch(self, inner: _Inner, group: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """This step's images and labels, [S B, ...]; rows of the gradient by images; its place in the trajectory."""
+        plan = inner.plan.index_select(0, inner.step).flatten()
+        rows, own = plan[:-1].chunk(2)
+        images = self._of(self.images, group, 4).reshape(-1, *self.images.shape[-3:])
+        labels = self._of(self.labels, group, 1).reshape(-1)
+        return images.index_select(0, rows), labels.index_select(0, rows), own, plan[-1:]
+
+    def _forward(self, inner: _Inner, group: range) -> None:
+        seen, labels, _, place = self._batch(inner, group)
+        gradient = self._gradient(inner, inner.augment(seen, inner.step), labels)
         kept = [inner.theta]
         new = None
         if self.optimiser == "sgd":
@@ -257,15 +279,19 @@ class _Plan:
             inner.theta.copy_(new[""])
         inner.step.add_(1)
 
-    def _judge(self, inner: _Inner) -> None:
-        slope, value = self.flat.judge(inner.theta, *self.query)
+    def _judge(self, inner: _Inner, group: range) -> None:
+        images, labels = self._of(self.query[0], group, 4), self._of(self.query[1], group, 1)
+        if len(inner.theta) > 1:
+            slope, value = self.flat.judges(inner.theta, images, labels)
+        else:
+            slope, value = self.flat.judge(inner.theta[0], images.reshape(-1, *images.shape[-3:]), labels.reshape(-1))
         inner.slope.copy_(slope)
         inner.value.copy_(value)
 
-    def _adjoint(self, inner: _Inner) -> None:
+    def _adjoint(self, inner: _Inner, group: range) -> None:
         inner.step.sub_(1)
-        rows, images, labels, place = self._batch(inner)
-        before, *adam = (block.index_select(0, place).flatten() for block in inner.trajectory)
+        images, labels, own, place = self._batch(inner, group)
+        before, *adam = (block.index_select(0, place).squeeze(0) for block in inner.trajectory)
         if self.optimiser == "sgd":
             inner.mu.mul_(self.beta if self.bridge == "full" else 0.0).add_(inner.slope, alpha=-self.lr)
         else:
@@ -277,9 +303,26 @@ class _Plan:
             inner.by_mean.copy_(carried[""][0])
             inner.by_square.copy_(carried[""][1])
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
-        curvature, by_seen = self.flat.adjoint(before, seen, labels, inner.mu)
+        curvature, by_seen = self._curvature(inner, before, seen, labels)
         inner.slope.add_(curvature)
-        inner.by_images.index_add_(0, rows, pull(by_seen))
+        inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen))
+
+    def _gradient(self, inner: _Inner, seen: Tensor, labels: Tensor) -> Tensor:
+        """[S, P]"""
+        count = len(inner.theta)
+        if count == 1:
+            return self.flat.gradient(inner.theta[0], seen, labels)[None]
+        return self.flat.gradients(inner.theta, seen.unflatten(0, (count, -1)), labels.view(count, -1))
+
+    def _curvature(self, inner: _Inner, before: Tensor, seen: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """H mu [S, P], and the gradient by what was seen, [S B, ...]."""
+        count = len(inner.theta)
+        if count == 1:
+            curvature, by_seen = self.flat.adjoint(before[0], seen, labels, inner.mu[0])
+            return curvature[None], by_seen
+        stacked = (before, seen.unflatten(0, (count, -1)), labels.view(count, -1), inner.mu)
+        curvature, by_seen = self.flat.adjoints(*stacked)
+        return curvature, by_seen.flatten(0, 1)
 
 
 def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import grad, grad_and_value, jvp, vmap
 
 from recollect.nets import Network, Params
 from recollect.unroll import Passes
@@ -20,6 +21,8 @@ class Flat(Protocol):
     network: Network
     benchmark: bool
     """whether the library should try out its convolutions, which takes memory"""
+    stacks: bool
+    """whether `gradients`, `judges` and `adjoints` do several networks in one pass"""
 
     def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
@@ -31,6 +34,24 @@ class Flat(Protocol):
     def adjoint(
         self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
     ) -> tuple[Tensor, Tensor]: ...
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class Alone:
+    """Of passes that do not stack."""
+
+    stacks = False
+
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
 
 
 class General:
@@ -40,6 +61,8 @@ class General:
 
     def __init__(self, network: Network, passes: Passes):
         self.network, self.passes = network, passes
+        # in one batched pass where there is no convolution, which would become a grouped one: slow
+        self.stacks = not any(isinstance(m, nn.Conv2d) for m in network.module.modules())
         self.shapes = {name: p.shape for name, p in network.module.named_parameters()}
 
     @cached_property
@@ -84,8 +107,34 @@ class General:
         share = 1.0 if total is None else len(images) / total
         return self.pack(curvature) * share, by_images * share
 
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        """The same of several networks, stacked: [S, P] for [S, P], [S, B, ...], [S, B]."""
+        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self.unpack(v, {}), x, y)))(
+            vectors, images, labels
+        )
 
-class Pieces:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """([S, P], [S]); the images may be the same for all."""
+
+        def one(vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            slope, value = grad_and_value(self.network.loss)(self.unpack(vector, {}), x, y)
+            return self.pack(slope), value
+
+        return vmap(one, (0, 0 if images.ndim == 5 else None, 0 if labels.ndim == 2 else None))(vectors, images, labels)
+
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+        """([S, P], [S, B, ...])"""
+
+        def one(vector: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
+            gradients = grad(self.network.loss, argnums=(0, 1))
+            tangents = (self.unpack(direction, {}),)
+            curvature, by_x = jvp(lambda theta: gradients(theta, x, y), (self.unpack(vector, {}),), tangents)[1]
+            return self.pack(curvature), by_x
+
+        return vmap(one)(vectors, images, labels, mu)
+
+
+class Pieces(Alone):
     """The same passes over at most `most` images at a time: exact, since no image's norm looks at another image."""
 
     def __init__(self, flat: Flat, most: int):
