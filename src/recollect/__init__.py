@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recollect.compose import Classifier, compose
     from recollect.config import DistillConfig, Recipe, preset
     from recollect.data import Images, Split, load
     from recollect.data.preprocess import Preprocess
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Budget": "memory",
+    "Classifier": "compose",
     "DistillConfig": "config",
     "Evaluation": "evaluate",
     "Images": "data",
@@ -34,6 +36,7 @@ _HOME = {
     "Recipe": "config",
     "RecollectError": "errors",
     "Split": "data",
+    "compose": "compose",
     "distill": "distill",
     "evaluate": "evaluate",
     "load": "data",
@@ -44,6 +47,7 @@ _HOME = {
 
 __all__ = [
     "Budget",
+    "Classifier",
     "DistillConfig",
     "Evaluation",
     "Images",
@@ -53,6 +57,7 @@ __all__ = [
     "Recipe",
     "RecollectError",
     "Split",
+    "compose",
     "distill",
     "evaluate",
     "load",

@@ -19,6 +19,7 @@ from tyro.conf import (
 )
 
 from recollect.config import PRESETS, DistillConfig
+from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.errors import RecollectError
 
 
@@ -131,6 +132,76 @@ class Recall:
     """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a classifier is trained, and what becomes of it."""
+
+    save: Path | None = None
+    """write the classifier here, as one .safetensors file"""
+    classify: tuple[Path, ...] = ()
+    """pictures to classify"""
+    network: str | None = None
+    """to train, instead of the memory's own; so are the five below"""
+    epochs: int | None = None
+    """passes over the recalled images"""
+    batch: int | None = None
+    """images a step"""
+    lr: float | None = None
+    """learning rate, constant"""
+    momentum: float | None = None
+    """of SGD"""
+    augment: str | None = None
+    """any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    seed: int = 0
+    """of the network"""
+    device: str = "auto"
+    """cpu, cuda or auto"""
+    quiet: bool = False
+    """print the result alone"""
+
+
+@dataclass(frozen=True)
+class Compose(Training):
+    """Train a classifier for classes of several memories, which need never have been seen together."""
+
+    memories: Positional[tuple[str, ...]]
+    """memory files (or folders of runs), each with its classes: a.safetensors:cat,dog b.safetensors:truck. Without a
+    colon: all its classes"""
+    test: tuple[str, ...] = ()
+    """datasets to test it on: its accuracy, and what it takes for what"""
+    root: Path | None = None
+    """folder with the official files"""
+    size: int | None = None
+    """resize the images of a folder"""
+    on: Literal["test", "validation"] = "test"
+    """the split to report; whatever you choose by it, choose on validation"""
+
+
+@dataclass(frozen=True)
+class Ask(Training):
+    """Train a classifier from pictures whose labels nobody knows, with a memory that was distilled with --query images."""
+
+    memory: Positional[Path]
+    """a memory file, or the folder of a run"""
+    pictures: Positional[tuple[Path, ...]]
+    """a folder of pictures for each class, or one folder with such folders in it"""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Draw a figure from memories, runs and results."""
+
+    figure: Positional[str]
+    """memory, bases, recalled, similarity (of a memory); curves (of runs); number-of-bases, inner-steps, budget,
+    architectures (of measured accuracies); selection; continual (of an accuracy matrix)"""
+    paths: Positional[tuple[Path, ...]]
+    """memory files, folders of runs or selections, JSON results; one, or several to compare"""
+    out: Path
+    """the file to write, .png or .svg"""
+    classes: tuple[str, ...] = ()
+    """names of the classes to show, in this order (recalled, similarity)"""
+
+
 @dataclass(frozen=True)
 class Info:
     """Show what a memory file says about itself."""
@@ -161,6 +232,37 @@ class DataShow:
 
 
 @dataclass(frozen=True)
+class Continual:
+    """Learn the tasks of a stream one after another, and compare learners by what they retain; goes on where it was stopped."""
+
+    stream: Positional[
+        Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]
+    ]
+    """tasks to learn; the defaults of the settings below are the paper's for it. split: any dataset by its classes"""
+    config: OmitArgPrefixes[ContinualConfig]
+    learners: tuple[str, ...] = ()
+    """compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress and gdumb"""
+    seeds: int = 5
+    """how many runs: seeds 0, 1, ..."""
+    data: str | None = None
+    """images instead of the stream's own (mnist, cifar100): a dataset's name, a folder, a .npz file, hf:owner/name"""
+    root: Path | None = None
+    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
+    size: int | None = None
+    """resize the images of a folder"""
+    out: Path | None = None
+    """folder of the run. Default: runs/continual-STREAM"""
+    workers: int = 1
+    """processes that share the work"""
+    together: int | None = None
+    """tasks distilled side by side in one unroll. Default: all on a GPU, 1 on a CPU"""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one"""
+    quiet: bool = False
+    """print the result alone"""
+
+
+@dataclass(frozen=True)
 class Demo:
     """Digits, distilled and compared in two minutes; nothing is downloaded."""
 
@@ -170,6 +272,24 @@ class Demo:
     """fresh networks a row"""
     quiet: bool = False
     """no progress"""
+
+
+@dataclass(frozen=True)
+class Studio:
+    """Look into memories, and build and try classifiers of their classes, on a web page (pip install 'recollect[studio]')."""
+
+    memories: Positional[tuple[Path, ...]] = ()
+    """memory files, or folders of runs; the files in memories/ are added"""
+    port: int = 8765
+    """where to serve it; 0: any that is free"""
+    host: str = "127.0.0.1"
+    """address to serve it at; other than the default, whoever reaches this machine can use it"""
+    data: tuple[str, ...] = ()
+    """datasets to test classifiers on: their accuracy, and what they take for what. Default: digits, for memories of them"""
+    root: Path | None = None
+    """folder with the official files"""
+    size: int | None = None
+    """resize the images of a folder"""
 
 
 @dataclass(frozen=True)
@@ -207,9 +327,14 @@ def parse(arguments: list[str]) -> object:
         | Annotated[Evaluate, subcommand("evaluate")]
         | Annotated[Select, subcommand("select", default=Select(missing, config))]
         | Annotated[Recall, subcommand("recall")]
+        | Annotated[Compose, subcommand("compose")]
+        | Annotated[Ask, subcommand("ask")]
+        | Annotated[Plot, subcommand("plot")]
         | Annotated[Info, subcommand("info")]
         | Annotated[DataTop, subcommand("data")]
+        | Annotated[Continual, subcommand("continual", default=Continual(tyro.MISSING, _stream(arguments)))]
         | Annotated[Demo, subcommand("demo")]
+        | Annotated[Studio, subcommand("studio")]
         | Annotated[Bench, subcommand("bench")]
     )
     return tyro.cli(
@@ -228,6 +353,11 @@ def _preset(arguments: list[str]) -> str:
         if word.startswith("--preset="):
             return word.partition("=")[2]
     return "fast"
+
+
+def _stream(arguments: list[str]) -> ContinualConfig:
+    """So does the stream of a continual run."""
+    return next((STREAMS[word] for word in arguments if word in STREAMS), ContinualConfig())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,14 +2,17 @@
 
 import ast
 import dataclasses
+import math
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
 from recollect import cli, report
-from recollect.config import DistillConfig, from_json, to_json
+from recollect.config import DistillConfig, Recipe, from_json, to_json
+from recollect.continual.config import CONTINUAL, DATASETS, LEARNERS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.header import read_header
@@ -50,7 +53,17 @@ def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume
             print(stopped, file=sys.stderr)
             return 128 + stopped.signal
     report.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
+    _report(folder, quiet)
     return 0
+
+
+def _report(folder: Path, quiet: bool = False) -> None:
+    """The run's page, written again from what its folder holds."""
+    from recollect import page
+
+    written = page.write(folder)
+    if not quiet:
+        report.say(f"report in {written}")
 
 
 def _tensorboard(folder: Path, wanted: bool):
@@ -93,6 +106,8 @@ def _resume(command: cli.Resume) -> int:
     from recollect.runs import Run
     from recollect.select import FILE
 
+    if (command.run / CONTINUAL).exists():
+        return _resume_continual(command)
     is_selection = (command.run / FILE).exists()
     settings = _selection(command.run / FILE) if is_selection else Run.open(command.run).config
     data = settings["data"]
@@ -140,7 +155,7 @@ def _evaluate(command: cli.Evaluate) -> int:
         constructor(name)
     found = across(memory, images, names, recipe=recipe, **options)
     rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
-    preprocess = memory.preprocess()
+    preprocess = memory.preprocess(images)
     if command.baselines:
         per_class = memory.header.budget.get("images_per_class", 1)
         if type(per_class) is not int or per_class < 1:
@@ -154,10 +169,20 @@ def _evaluate(command: cli.Evaluate) -> int:
         rows.append((full_data(images, preprocess, whole, **options), f"{images.train.images.numel():,} numbers"))
     report.accuracy_table(f"{images.name}: accuracy on the {command.on} set ({found[0].protocol})", rows)
     where = command.json or path.parent / "evaluation.json"
-    write_json(where, {"memory": path.name, "rows": [evaluation.to_json() for evaluation, _ in rows]})
+    written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
+    write_json(where, {"memory": path.name, "rows": written})
     if command.record:
         memory.with_accuracy(*(evaluation.entry() for evaluation in found)).save(path)
+    if _is_of_run(path) and (command.record or not command.json):
+        _report(path.parent)
     return 0
+
+
+def _is_of_run(memory: Path) -> bool:
+    from recollect.runs import Run
+
+    run = Run(memory.parent)
+    return memory == run.memory_path and run.config_path.is_file()
 
 
 def _images_of(name: str, memory: Path, command: cli.Evaluate):
@@ -237,11 +262,130 @@ def _recall(command: cli.Recall) -> int:
 
 
 @run.register
+def _compose(command: cli.Compose) -> int:
+    from recollect.compose import compose
+    from recollect.data import load
+
+    if not command.memories:
+        raise RecollectError("no memory named: recollect compose a.safetensors:cat,dog b.safetensors:truck")
+    composition = compose(_chosen(command.memories))
+    tests = [load(name, root=command.root, size=command.size) for name in command.test]
+    tested = composition.split(*tests, on=command.on) if tests else None
+    classifier = _trained(composition, command)
+    if tested is not None:
+        _confusion(classifier.class_names, classifier.confusion(tested).tolist(), command.on)
+    _used(classifier, command)
+    return 0
+
+
+@run.register
+def _ask(command: cli.Ask) -> int:
+    from recollect.ask import ask, folders
+    from recollect.memory import Memory
+
+    groups = folders(command.pictures)
+    composition = ask(Memory.load(memory_path(command.memory)), groups)
+    _used(_trained(composition, command), command)
+    return 0
+
+
+def _trained(composition, command: cli.Training):
+    """A classifier trained on a composition; what cannot be read or written is told before."""
+    from recollect.compose import read_picture
+
+    if command.save and command.save.exists():
+        raise RecollectError(f"{command.save} already exists: give another name (--save)")
+    for picture in command.classify:
+        read_picture(picture, composition.image_shape)
+    given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
+    recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
+    with report.steps("classifier", recipe.epochs, command.quiet) as show:
+        classifier = composition.train(recipe, command.seed, command.device, _epochs(show) if show else None)
+    where = f" ({composition.notice})" if composition.notice else ""
+    report.say(f"{recipe.network} trained on {len(composition.labels):,} recalled images{where}")
+    return classifier
+
+
+def _used(classifier, command: cli.Training) -> None:
+    if command.save:
+        classifier.save(command.save)
+        report.say(f"classifier  {command.save}")
+    answers = classifier.classify(command.classify) if command.classify else []
+    for picture, answer in zip(command.classify, answers, strict=True):
+        notice = f"  [{answer.notice}]" if answer.notice else ""
+        report.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
+
+
+def _chosen(texts: Sequence[str]):
+    """What each PATH or PATH:class,class stands for. A path may hold a colon, and the name of a class a comma."""
+    from recollect.memory import Memory
+
+    loaded: dict[Path, Memory] = {}
+    chosen = []
+    for text in texts:
+        ends = [len(text), *(place for place in range(len(text) - 1, 0, -1) if text[place] == ":")]
+        end = next((end for end in ends if Path(text[:end]).exists()), ends[-1])
+        path, names = memory_path(Path(text[:end])), text[end + 1 :]
+        if path.resolve() not in loaded:
+            loaded[path.resolve()] = Memory.load(path)
+        memory = loaded[path.resolve()]
+        if end == len(text):
+            chosen.append(memory)
+        else:
+            chosen.append(memory[names if names in memory.class_names else names.split(",")])
+    return chosen
+
+
+def _epochs(show):
+    """Epochs of a training, shown as outer steps are."""
+    began = time.perf_counter()
+
+    def progress(line: dict[str, Any]) -> None:
+        seconds = (time.perf_counter() - began) / line["epoch"]
+        show({"step": line["epoch"], "loss": line["loss"], "seconds": seconds})
+
+    return progress
+
+
+def _confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
+    """Accuracy, and how often each class was taken for each; of many classes only the most frequent mistakes."""
+    from rich.table import Table
+
+    total, right = sum(map(sum, counts)), sum(counts[i][i] for i in range(len(names)))
+    table = Table()
+    if len(names) <= 10:
+        table.add_column("true class \\ answer", overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", overflow="fold")
+        for name, row in zip(names, counts, strict=True):
+            table.add_row(name, *map(str, row))
+    else:
+        for heading in ("true class", "answer", "images"):
+            table.add_column(heading, overflow="fold")
+        mistakes = [(counts[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
+        for count, truth, answer in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]:
+            table.add_row(truth, answer, str(count))
+    report.say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split")
+    report.say(table)
+
+
+@run.register
+def _plot(command: cli.Plot) -> int:
+    from recollect import plots
+
+    plots.kind_of(command.out)
+    plots.save(plots.draw(command.figure, command.paths, command.classes), command.out)
+    report.say(str(command.out))
+    return 0
+
+
+@run.register
 def _info(command: cli.Info) -> int:
     path = memory_path(command.memory)
     header, tensors = read_header(path)
     bases, addressing = tensors["bases"], tensors["addressing"]
     made, budget = dict(header.made), header.budget
+    numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))
     config = made.pop("config", {})
     rows = [
         ("dataset", header.dataset),
@@ -249,7 +393,12 @@ def _info(command: cli.Info) -> int:
         ("image", "x".join(map(str, header.image_shape))),
         ("bases", f"{list(bases.shape)} {bases.dtype}"),
         ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
-        ("recalls", f"{addressing.shape[0]} images a class"),
+        ("recalls", f"{addressing.shape[0]} images a {'picture' if header.query else 'class'}"),
+        *(
+            [("asked with", f"{_listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
+            if header.query
+            else []
+        ),
         ("budget", f"{budget.get('name', '?')}: {budget.get('used', '?')} of {budget.get('numbers', '?')} numbers"),
         ("file", f"{path.stat().st_size:,} bytes, format {header.format}"),
         ("preprocessing", _listed(header.preprocessing)),
@@ -307,6 +456,48 @@ def _show(command: cli.DataShow) -> int:
 
 
 @run.register
+def _continual(command: cli.Continual) -> int:
+    data = _spec(cli.Data(command.data or DATASETS[command.stream], command.root, command.size))
+    ours = ("compress", "gdumb") if command.stream.endswith("-60k") else LEARNERS
+    how = {"seeds": command.seeds, "learners": list(command.learners or ours), "device": command.device}
+    how |= {"workers": command.workers, "together": command.together}
+    folder = command.out or Path("runs") / f"continual-{command.stream}"
+    return _run_continual(command.stream, command.config, data, how, folder, command.quiet)
+
+
+def _resume_continual(command: cli.Resume) -> int:
+    settings = read_json(command.run / CONTINUAL)
+    data, config, stream, how = (settings.get(part) for part in ("data", "config", "stream", "how"))
+    if not (isinstance(data, dict) and isinstance(config, dict) and isinstance(stream, str) and isinstance(how, dict)):
+        raise RecollectError(f"{command.run / CONTINUAL} is damaged: restore it, or start another run")
+    if "name" not in data:
+        raise RecollectError(f"{command.run} was made in Python, with images of its own: go on with it there")
+    config = from_json(ContinualConfig, config, command.run / CONTINUAL)
+    data = data | {"root": str(command.root) if command.root else data.get("root")}
+    return _run_continual(stream, config, data, how, command.run, command.quiet)
+
+
+def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, Any], folder: Path, quiet: bool) -> int:
+    check_learners(how["learners"])
+    from recollect.continual import show
+    from recollect.continual.run import run as run_stream
+    from recollect.data import load
+
+    images = load(data["name"], root=data["root"], size=data["size"])
+    try:
+        with show.progress(stream, quiet) as progress:
+            results = run_stream(images, config, out=folder, name=stream, data=data, progress=progress, **how)
+    except KeyboardInterrupt:
+        print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
+        return 130
+    show.finish(results, stream, folder)
+    report.say(f"{stream} of {images.name}: accuracy on the {config.on} images, {how['seeds']} seeds")
+    report.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
+    report.say(f"results  {folder / 'table.json'}\nfigures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
+    return 0
+
+
+@run.register
 def _demo(command: cli.Demo) -> int:
     _at_least_one(command.networks)
     from recollect.demo import demo
@@ -330,6 +521,21 @@ def _free(folder: Path) -> Path:
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate
+
+
+@run.register
+def _studio(command: cli.Studio) -> int:
+    try:
+        from recollect.studio.app import serve
+    except ImportError as error:
+        raise RecollectError(f"the studio needs {error.name}: pip install 'recollect[studio]'") from None
+    from recollect.data import load
+
+    memories = [memory_path(path) for path in command.memories]
+    names = command.data or ("digits",) * any(read_header(path)[0].dataset == "digits" for path in memories)
+    data = [load(name, root=command.root, size=command.size) for name in names]
+    serve(memories, data, command.host, command.port)
+    return 0
 
 
 @run.register

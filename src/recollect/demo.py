@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from recollect import plots, report
+from recollect import page, plots, report
 from recollect.config import DistillConfig
 from recollect.data import load
 from recollect.distill import distill
@@ -35,7 +35,7 @@ FULL_EPOCHS, FULL_BATCH = 20, 64  # all the data needs fewer passes over more im
 
 
 def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]:
-    """Distil, retrain, compare; prints the table and leaves a run folder with the memory and a figure."""
+    """Distil, retrain, compare; prints the table and leaves a run folder with the memory, a figure and the report."""
     began = time.perf_counter()
     torch.set_num_threads(1)  # for a network this small a second thread would only get in the way
     images = load("digits")
@@ -54,12 +54,14 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
     run = Run(out)
     memory = memory.with_accuracy(ours.entry())
     memory.save(run.memory_path)
-    write_json(run.evaluation_path, {"rows": [evaluation.to_json() for evaluation, _ in rows]})
+    write_json(run.evaluation_path, {"rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]})
     figure = out / "memory.png"
     plots.save(plots.memory_figure(memory), figure)
+    page.write(out)
 
     report.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
-    report.say(f"memory  {run.memory_path}\nfigure  {figure}\nin      {time.perf_counter() - began:.0f} s")
+    report.say(f"memory  {run.memory_path}\nfigure  {figure}\nreport  {out / page.FILE}")
+    report.say(f"in      {time.perf_counter() - began:.0f} s")
     return [evaluation for evaluation, _ in rows]
 
 

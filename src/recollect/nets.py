@@ -115,7 +115,18 @@ def mlp(shape: Shape, classes: int, width: int = 256, depth: int = 2) -> nn.Modu
     return nn.Sequential(*layers, nn.Linear(inputs, classes))
 
 
-NETWORKS = {"convnet": convnet, "resnet12": resnet12, "alexnet": alexnet, "mlp": mlp}
+def lamaml(shape: Shape, classes: int, width: int = 160, hidden: int = 320) -> nn.Module:
+    """La-MAML's network for CIFAR: three conv 3x3 of `width` with stride 2, two linear layers of `hidden`, ReLU after each."""
+    channels, height, breadth = shape
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.ReLU()]
+        channels, height, breadth = width, -(-height // 2), -(-breadth // 2)
+    layers += [nn.Flatten(), nn.Linear(channels * height * breadth, hidden), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+NETWORKS = {"convnet": convnet, "resnet12": resnet12, "alexnet": alexnet, "mlp": mlp, "lamaml": lamaml}
 
 
 def constructor(network: "str | Constructor") -> Constructor:

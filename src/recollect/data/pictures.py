@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def tiny_imagenet(paths: Sequence[Path]) -> Parts:
     """Its folder, found by val/val_annotations.txt: train/<wnid>/images/*.JPEG, val/images; val is the test set."""
     annotations, folder = paths[0], paths[0].parent.parent
-    wnids = [child.name for child in _visible(folder / "train") if child.is_dir()]
+    wnids = [child.name for child in visible(folder / "train") if child.is_dir()]
     number = {wnid: i for i, wnid in enumerate(wnids)}
-    train = [(path, i) for wnid, i in number.items() for path in _visible(folder / "train" / wnid / "images")]
+    train = [(path, i) for wnid, i in number.items() for path in visible(folder / "train" / wnid / "images")]
     test = []
     for line, fields in enumerate(map(str.split, _lines(annotations)), 1):
         if len(fields) < 2 or fields[1] not in number:
@@ -56,7 +56,7 @@ def _lines(path: Path) -> list[str]:
 
 def image_folder(folder: Path, size: int | None) -> Parts:
     """Class folders of pictures, either directly or inside train/ beside val/ and test/."""
-    inside = [child.name for child in _visible(folder) if child.is_dir()]
+    inside = [child.name for child in visible(folder) if child.is_dir()]
     if not inside:
         raise RecollectError(f"{folder}: no class folders in it: put the pictures of each class in a folder of its own")
     roles = _roles(inside)
@@ -73,19 +73,19 @@ def _labelled(folder: Path, names: list[str], size: int | None) -> Split:
     for child in _class_folders(folder):
         if child.name not in names:
             raise RecollectError(f"{child}: class '{child.name}' is not among the training classes: add it there too")
-        labelled += [(path, names.index(child.name)) for path in _visible(child)]
+        labelled += [(path, names.index(child.name)) for path in visible(child)]
     return _from_files(labelled, size)
 
 
 def _class_folders(folder: Path) -> list[Path]:
-    children = _visible(folder)
+    children = visible(folder)
     for child in children:
         if not child.is_dir():
             raise RecollectError(f"{child}: a file beside the class folders has no class: move it away")
     return children
 
 
-def _visible(folder: Path) -> list[Path]:
+def visible(folder: Path) -> list[Path]:
     """What a folder holds, sorted, hidden files left out."""
     try:
         return sorted(child for child in folder.iterdir() if not child.name.startswith("."))

@@ -1,0 +1,238 @@
+"""Classes that were never seen together (the paper's "extrapolating between tasks").
+
+    python experiments/compose.py cifar100 --root DATA --out experiments/compose-cifar100.json --memories runs/compose
+
+The classes are dealt into tasks of `--ways`, each distilled alone to the floats of one image per class, all with the
+preprocessing of the whole dataset. A test task is k tasks, drawn at random, and one class of each: a fresh network is trained
+on what the memories recall of them, on random real images of the same floats (one per class), and on all the training
+images. Everything is resumed where it was killed: whole memories are kept, and every `--group` trainings are written.
+"""
+
+import argparse
+import ast
+import shlex
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, load
+from recollect.compose import only
+from recollect.config import to_json
+from recollect.distill import Distiller, find_device, first_state, resolve, seeded, to_memory, training_split
+from recollect.evaluate import _prepared, accuracy, memory_recipe, protocol, train
+from recollect.files import read_json, write_json
+from recollect.nets import Network
+from recollect.runs import environment
+
+Part = tuple[Tensor, Tensor]
+Task = list[str]  # names of classes
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data")
+    parser.add_argument("--root")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--memories", type=Path, required=True, help="folder to keep the memories in")
+    parser.add_argument("--ways", type=int, default=5, help="classes of a task")
+    parser.add_argument("--test-ways", type=int, nargs="+", default=[2, 5])
+    parser.add_argument("--count", type=int, default=1000, help="test tasks of each kind")
+    parser.add_argument(
+        "--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip"
+    )
+    parser.add_argument("--epochs", type=int, help="instead of the memories' recipe")
+    parser.add_argument("--full-epochs", type=int, default=50, help="of the trainings on all the data")
+    parser.add_argument("--full-batch", type=int, default=64)
+    parser.add_argument("--on", choices=["test", "validation"], default="test")
+    parser.add_argument("--group", type=int, default=100, help="trainings at a time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(arguments)
+
+    images, device = load(given.data, root=given.root), find_device(given.device)
+    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(_setting, given.set)))
+    tasks = deal(images, given.ways, given.seed)
+    kind = resolve(config, only(images, tasks[0])).preprocess
+    preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
+    settings = {name: value for name, value in vars(given).items() if name not in ("root", "out", "memories", "group")}
+    found = _begun(given.out, settings, arguments)
+    memories = distil_all(images, tasks, config, preprocess, given.memories, found, given.out)
+    recipe = memory_recipe(memories[0])
+    recipe = replace(recipe, epochs=given.epochs or recipe.epochs)
+    whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
+    real = Prepared(images.class_names, training_split(images, config), preprocess, device)
+    judged = Prepared(images.class_names, getattr(images, given.on), preprocess, device)
+    for ways in given.test_ways:
+        drawn = draw(tasks, ways, given.count, given.seed)
+        sources: dict[str, tuple[Recipe, Callable[[Task, int], Part]]] = {
+            "memories": (recipe, lambda task, _: recalled(task, tasks, memories)),
+            "random real images": (recipe, lambda task, number: real.some(task, 1, seeded(given.seed, 3, number))),
+            "all the data": (whole, lambda task, _: real.all(task)),
+        }
+        for name, (how, source) in sources.items():
+            key = f"{ways}-way, {name}"
+            row = found["rows"].setdefault(
+                key,
+                {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []},
+            )
+            while len(row["values"]) < len(drawn):
+                measure(row, drawn, source, judged, images, how, given.seed, given.group, device)
+                write_json(given.out, found)
+            print(
+                f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)",
+                flush=True,
+            )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _begun(out: Path, settings: dict[str, Any], arguments: list[str] | None) -> dict[str, Any]:
+    """The file as far as it was written, or a new one."""
+    if out.exists():
+        found = read_json(out)
+        if found["settings"] != settings:
+            raise RecollectError(f"{out} was begun with other settings: give another --out")
+        return found
+    command = shlex.join(["python", "experiments/compose.py", *(sys.argv[1:] if arguments is None else arguments)])
+    return {"command": command, "settings": settings, "environment": environment(), "distilled": {}, "rows": {}}
+
+
+# --- memories --------------------------------------------------------------------------------------------------------
+
+
+def deal(images: Images, ways: int, seed: int) -> list[Task]:
+    """Disjoint tasks, each of `ways` classes; classes that are left over are in none."""
+    order = torch.randperm(images.classes, generator=seeded(seed, 4)).tolist()
+    names = [images.class_names[label] for label in order]
+    return [names[first : first + ways] for first in range(0, len(names) - ways + 1, ways)]
+
+
+def draw(tasks: list[Task], ways: int, count: int, seed: int) -> list[Task]:
+    """Test tasks: `ways` of the tasks, and one class of each."""
+    if ways > len(tasks):
+        raise RecollectError(f"{ways}-way tasks need {ways} memories, and there are {len(tasks)}: give --test-ways")
+    generator = seeded(seed, 5, ways)
+    drawn = []
+    for _ in range(count):
+        places = torch.randperm(len(tasks), generator=generator)[:ways].tolist()
+        picks = torch.randint(len(tasks[0]), (ways,), generator=generator).tolist()
+        drawn.append([tasks[place][pick] for place, pick in zip(places, picks, strict=True)])
+    return drawn
+
+
+def distil_all(
+    images: Images,
+    tasks: list[Task],
+    config: DistillConfig,
+    preprocess: Preprocess,
+    folder: Path,
+    found: dict,
+    out: Path,
+) -> list[Memory]:
+    """One memory for each task, from its file where there is one."""
+    memories = []
+    for number, task in enumerate(tasks):
+        path = folder / f"task-{number:02d}.safetensors"
+        of_task = only(images, task)
+        decided = replace(resolve(config, of_task), seed=config.seed + number)
+        if not path.exists():
+            began = time.perf_counter()
+            memory = distilled(of_task, decided, preprocess, f"task {number + 1} of {len(tasks)}")
+            memory.save(path)
+            minutes = (time.perf_counter() - began) / 60
+            found["distilled"][path.name] = {"classes": task, "floats": memory.floats, "minutes": minutes}
+            write_json(out, found)
+        memory = Memory.load(path)
+        if memory.header.made["config"] != to_json(decided) or memory.class_names != tuple(task):
+            raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
+        memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
+        memories.append(memory)
+    return memories
+
+
+def distilled(images: Images, config: DistillConfig, preprocess: Preprocess, name: str) -> Memory:
+    """`recollect.distill` with a preprocessing that is given, not fitted."""
+    network = Network(config.network, images.shape, images.classes)
+    state, distiller = first_state(config, images), Distiller(images, config, preprocess, network)
+    while state.step < config.outer_steps:
+        line = distiller.step(state)
+        if line["step"] % 100 == 0:
+            print(name, line, flush=True)
+    return to_memory(state, images, config, preprocess)
+
+
+# --- what networks are trained on and judged by ----------------------------------------------------------------------
+
+
+def recalled(task: Task, tasks: list[Task], memories: list[Memory]) -> Part:
+    homes = [next(memory for memory, names in zip(memories, tasks, strict=True) if name in names) for name in task]
+    composition = compose([memory[name] for memory, name in zip(homes, task, strict=True)])
+    return composition.images, composition.labels
+
+
+class Prepared:
+    """A split as networks see it, on the device, and where each class is in it."""
+
+    def __init__(self, class_names: tuple[str, ...], split: Split, preprocess: Preprocess, device: str):
+        self.images = _prepared(split.images, preprocess, device)
+        self.rows = {name: (split.labels == label).nonzero().flatten() for label, name in enumerate(class_names)}
+
+    def all(self, task: Task) -> Part:
+        return self._part([self.rows[name] for name in task])
+
+    def some(self, task: Task, per_class: int, generator: torch.Generator) -> Part:
+        rows = [self.rows[name] for name in task]
+        return self._part([each[torch.randperm(len(each), generator=generator)[:per_class]] for each in rows])
+
+    def _part(self, rows: list[Tensor]) -> Part:
+        labels = torch.cat([torch.full((len(each),), label) for label, each in enumerate(rows)])
+        return self.images[torch.cat(rows).to(self.images.device)], labels.to(self.images.device)
+
+
+def measure(
+    row: dict[str, Any],
+    drawn: list[Task],
+    source: Callable[[Task, int], Part],
+    judged: Prepared,
+    images: Images,
+    recipe: Recipe,
+    seed: int,
+    group: int,
+    device: str,
+) -> None:
+    """Train the next group of networks side by side (on a GPU: by one captured graph), and judge them."""
+    began, first = time.perf_counter(), len(row["values"])
+    numbers = range(first, min(first + group, len(drawn)))
+    network = Network(recipe.network, images.shape, len(drawn[0]))
+    parts = [source(drawn[number], number) for number in numbers]
+    seeds = [int(seeded(seed, 2, number).initial_seed()) for number in numbers]
+    alike = len({len(labels) for _, labels in parts}) == 1
+    if alike or device != "cpu":
+        trained = train(network, parts, recipe, seeds, device)
+    else:
+        trained = [train(network, [part], recipe, [each])[0] for part, each in zip(parts, seeds, strict=True)]
+    for number, params in zip(numbers, trained, strict=True):
+        row["values"].append(round(100 * accuracy(network, params, *judged.all(drawn[number])), 3))
+    row["minutes"] += (time.perf_counter() - began) / 60
+    row["n"] = len(row["values"])
+    row["mean"] = statistics.mean(row["values"])
+    row["deviation"] = statistics.stdev(row["values"]) if row["n"] > 1 else 0.0
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main()

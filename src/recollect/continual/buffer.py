@@ -1,0 +1,136 @@
+"""What may be kept of a stream: real samples by reservoir sampling or class by class, and an account of every float."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect.continual.streams import Batch
+from recollect.errors import RecollectError
+from recollect.nets import Shape
+
+
+class Buffer:
+    """The account: at every moment the floats of real samples and finished memories fit the total.
+
+    Arguments:
+        images: the total, in images of `shape`. Labels are not counted, as nobody does.
+        tasks: that will share it.
+    """
+
+    def __init__(self, images: int, shape: Shape, tasks: int):
+        self.image = shape[0] * shape[1] * shape[2]
+        self.total = images * self.image
+        if images < tasks:
+            raise RecollectError(
+                f"a buffer of {images} images cannot serve {tasks} tasks, each with an image at least: "
+                f"give a buffer of {tasks} or more, or at most {images} tasks"
+            )
+        self.share = self.total // tasks
+        """floats that a task's memory may take for good"""
+        self.memories = 0
+        """floats of finished memories"""
+        self.log: list[dict[str, Any]] = []
+        """a line whenever what is kept has changed"""
+
+    @property
+    def capacity(self) -> int:
+        """Real samples that fit beside the finished memories."""
+        return (self.total - self.memories) // self.image
+
+    def store(self, floats: int) -> None:
+        """A finished memory, for good."""
+        if floats > self.share:
+            raise AssertionError(f"a memory of {floats} floats does not fit a share of {self.share}")
+        self.memories += floats
+
+    def note(self, task: int, batch: int, samples: int) -> None:
+        """After each batch, and each task: the account holds."""
+        kept = samples * self.image
+        if kept + self.memories > self.total:
+            raise AssertionError(f"{kept} floats of samples and {self.memories} of memories exceed {self.total}")
+        line = {"samples": samples, "sample_floats": kept, "memory_floats": self.memories, "total": self.total}
+        if not self.log or any(self.log[-1][name] != value for name, value in line.items()):
+            self.log.append({"task": task, "batch": batch} | line)
+
+
+class Reservoir:
+    """A uniform sample of all that was added, whenever one looks (Vitter's algorithm R)."""
+
+    def __init__(self, capacity: int, shape: Shape, generator: torch.Generator):
+        self.capacity, self.generator, self.seen = capacity, generator, 0
+        self.images = torch.zeros(capacity, *shape, dtype=torch.uint8)
+        self.labels, self.tasks = (torch.zeros(capacity, dtype=torch.long) for _ in range(2))
+
+    def __len__(self) -> int:
+        return min(self.seen, self.capacity)
+
+    def add(self, batch: Batch) -> None:
+        """The n-th sample is kept with probability capacity / n, in the place of any other."""
+        numbers = self.seen + torch.arange(1, len(batch.labels) + 1)
+        drawn = (torch.rand(len(numbers), dtype=torch.float64, generator=self.generator) * numbers).long()
+        places = torch.where(numbers <= self.capacity, numbers - 1, drawn)
+        for row in (places < self.capacity).nonzero().flatten().tolist():  # in order: a later one may replace it
+            for kept, new in zip((self.images, self.labels, self.tasks), batch, strict=True):
+                kept[places[row]] = new[row]
+        self.seen += len(numbers)
+
+    def draw(self, count: int, generator: torch.Generator, which: Callable[[Tensor], Tensor] | None = None) -> Batch:
+        """Up to `count` of the samples, without replacement; `which` says from their tasks which may be drawn."""
+        rows = torch.arange(len(self))
+        if which is not None:
+            rows = rows[which(self.tasks[: len(self)])]
+        rows = rows[torch.randperm(len(rows), generator=generator)[:count]]
+        return Batch(self.images[rows], self.labels[rows], self.tasks[rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        kept = {"images": self.images, "labels": self.labels, "tasks": self.tasks}
+        return kept | {"seen": self.seen, "generator": self.generator.get_state()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.images, self.labels, self.tasks = (saved[name] for name in ("images", "labels", "tasks"))
+        self.seen = saved["seen"]
+        self.generator.set_state(saved["generator"])
+
+
+class Balanced:
+    """GDumb's greedy sampler: full, it takes a sample of a class it has fewer of, in the place of one of the largest."""
+
+    def __init__(self, capacity: int, generator: torch.Generator):
+        self.capacity, self.generator = capacity, generator
+        self.samples: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.labels: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def add(self, batch: Batch) -> None:
+        for label, sample in zip(batch.labels.tolist(), zip(*batch, strict=True), strict=True):
+            if len(self) < self.capacity:
+                self.samples.append(sample)
+                self.labels.append(label)
+                continue
+            counts = Counter(self.labels)
+            largest, most = counts.most_common(1)[0]
+            if counts[label] < most:
+                places = [place for place, kept in enumerate(self.labels) if kept == largest]
+                place = places[int(torch.randint(len(places), (), generator=self.generator))]
+                self.samples[place], self.labels[place] = sample, label
+
+    def all(self) -> Batch:
+        return Batch(*(torch.stack(parts) for parts in zip(*self.samples, strict=True)))
+
+
+class Everything:
+    """No buffer at all, but the whole task: the upper bound's."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def add(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def all(self) -> Batch:
+        return Batch(*(torch.cat(parts) for parts in zip(*self.batches, strict=True)))

@@ -1,0 +1,341 @@
+"""Compress: tasks distilled into memories while their batches stream by, one after another or side by side.
+
+Tasks share nothing: everything random is drawn by (seed, task, step), so a task's memory does not depend on which tasks were
+beside it. On a GPU the inner networks of all tasks are one batched unroll. No network is ever trained on the stream.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+import recollect
+from recollect import fast, unroll
+from recollect.config import Recipe, to_json
+from recollect.continual.buffer import Buffer, Reservoir
+from recollect.continual.config import ContinualConfig
+from recollect.continual.streams import Batch, Stream
+from recollect.data import augment
+from recollect.distill import _initialise as initialise
+from recollect.distill import seeded
+from recollect.errors import RecollectError
+from recollect.fast import Compute
+from recollect.fast.engine import Start
+from recollect.header import Header
+from recollect.memory import Memory, recall
+from recollect.nets import Network, Shape
+
+START, KEEP, REPLAY, INNER = range(50, 54)  # what a generator is for
+MOST_SKIPS = 20  # outer steps without a finite gradient in a row before a task gives up
+ADAM_BETA2, ADAM_EPSILON = 0.999, 1e-8
+
+
+# --- sizes -------------------------------------------------------------------------------------------------------------
+
+
+class Size(NamedTuple):
+    """Of a task's memory."""
+
+    bases: int
+    matrices: int
+    floats: int
+
+
+def memory_size(config: ContinualConfig, shape: Shape, classes: int, share: int) -> Size:
+    """What fits a task's share of the buffer (eqn 4)."""
+    channels, height, width = shape
+    if config.downsample > min(height, width):
+        raise RecollectError(f"downsample is {config.downsample} for images of {height}x{width}: give less")
+    base = channels * -(-height // config.downsample) * -(-width // config.downsample)
+    most = share // (base + classes)
+    bases = config.bases or max(1, min(share * 2 // (5 * base), most))
+    if bases > most:
+        fits = f"at most {most} fit with one addressing matrix" if most else "not even one fits"
+        raise RecollectError(
+            f"{bases} bases do not fit a task's share of {share:,} floats: {fits}; "
+            "take fewer bases, a larger buffer, fewer tasks or a larger downsample"
+        )
+    matrices = (share - bases * base) // (classes * bases)
+    return Size(bases, matrices, bases * base + matrices * classes * bases)
+
+
+def memory_sizes(stream: Stream, config: ContinualConfig) -> list[Size]:
+    """Of every task's memory; refuses a buffer that cannot serve them."""
+    share = Buffer(config.buffer, stream.shape, stream.tasks).share
+    return [memory_size(config, stream.shape, len(classes), share) for classes in stream.task_classes]
+
+
+def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
+    """The buffer as it is when a task begins: with the memories of those before it."""
+    buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+    for size in memory_sizes(stream, config)[:task]:
+        buffer.store(size.floats)
+    return buffer
+
+
+def test_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recipe:
+    """How a fresh network is trained on a recall: as the inner loop does it."""
+    batch = min(config.inner_per_class * classes, recalled)
+    steps = config.test_steps or config.inner_steps
+    epochs = -(-steps // -(-recalled // batch))
+    return Recipe(config.network, epochs, batch, config.inner_lr, config.inner_momentum, config.augment)
+
+
+# --- the distillation --------------------------------------------------------------------------------------------------
+
+
+class Unroller:
+    """Metagradients of several inner networks, each with a recalled set and a query of its own: the one place where the
+    engine is picked."""
+
+    def __init__(self, network: Network, device: str, compute: Compute = "auto"):
+        self.network = network
+        self.engine = fast.fastest(network, device, compute) if device.startswith("cuda") else None
+
+    def __call__(
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], **options: Any
+    ) -> Tensor:
+        """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]"""
+        if self.engine:
+            found = self.engine.together(starts, images, labels, query, **options)
+        else:
+            found = [
+                unroll.metagradient(
+                    self.network.loss, start.params, images[k], labels[k], start.batches, (query[0][k], query[1][k]),
+                    augment=start.augment, **options,
+                )
+                for k, start in enumerate(starts)
+            ]  # fmt: skip
+        return torch.stack([each.images for each in found])
+
+
+@lru_cache(maxsize=2)
+def _unroller(network: str, shape: Shape, classes: int, device: str, compute: Compute) -> Unroller:
+    """What a GPU has captured for it serves all tasks to come."""
+    return Unroller(Network(network, shape, classes), device, compute)
+
+
+class Compressor:
+    """The memories of some tasks of a stream, distilled in step while their batches come.
+
+    The tasks must have the same number of classes and batches. All tensors that change have the tasks in front, [G, ...].
+    """
+
+    def __init__(self, stream: Stream, config: ContinualConfig, tasks: Sequence[int], device: str = "cpu"):
+        self.stream, self.config, self.tasks, self.device = stream, config, tuple(tasks), device
+        alike = {(len(stream.task_classes[task]), stream.batches(task)) for task in tasks}
+        if len(alike) != 1:
+            raise ValueError("tasks side by side need the same numbers of classes and batches")
+        (self.classes, self.batches), seed = alike.pop(), stream.seed
+        self.augmentation = augment.parse(config.augment)
+        self.size = memory_sizes(stream, config)[tasks[0]]
+        self.buffers = [account(stream, config, task) for task in tasks]
+        self.reservoirs = [
+            Reservoir(buffer.capacity, stream.shape, seeded(seed, KEEP, task))
+            for task, buffer in zip(tasks, self.buffers, strict=True)
+        ]
+        self.local = local_labels(stream)
+        self.unroll = _unroller(config.network, stream.shape, self.classes, device, config.compute)
+        self.learned = [torch.stack(parts).to(device) for parts in zip(*map(self._first, tasks), strict=True)]
+        """bases [G, K, c, h, w] and addressing [G, r, d_y, K]"""
+        self.average = [tensor.clone() for tensor in self.learned]
+        self.mean, self.square = ([torch.zeros_like(tensor) for tensor in self.learned] for _ in range(2))
+        self.norm, self.taken, self.skipped, self.in_a_row = (torch.zeros(len(tasks), device=device) for _ in range(4))
+        """of each task: running mean of the gradient's norm; outer steps taken, skipped, skipped in a row"""
+        self.step, self.seen = 0, 0  # outer steps; batches
+
+    def _first(self, task: int) -> tuple[Tensor, Tensor]:
+        channels, height, width = self.stream.shape
+        side = self.config.downsample
+        bases = torch.empty(self.size.bases, channels, -(-height // side), -(-width // side))
+        addressing = torch.empty(self.size.matrices, self.classes, self.size.bases)
+        initialise(bases, addressing, self.config.init, seeded(self.stream.seed, START, task))
+        return bases, addressing
+
+    def observe(self, batches: Sequence[Batch]) -> None:
+        """One incoming batch of every task: outer steps on it and on what the reservoirs hold, then it may be kept."""
+        for _ in range(self.config.outer_per_batch):
+            self._outer_step(batches)
+        for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
+            reservoir.add(batch)
+            buffer.note(batch.task, self.seen, len(reservoir))
+        self.seen += 1
+        hopeless = (self.in_a_row >= MOST_SKIPS).nonzero().flatten().tolist()
+        if hopeless:
+            raise RecollectError(
+                f"the outer gradient of task {self.tasks[hopeless[0]]} was not finite {MOST_SKIPS} times in a row: lower "
+                f"inner_lr ({self.config.inner_lr}), outer_lr ({self.config.outer_lr}) or inner_steps ({self.config.inner_steps})"
+            )
+
+    def _outer_step(self, batches: Sequence[Batch]) -> None:
+        """Lines 4 to 16 of Algorithm 1, for all tasks."""
+        config, copies = self.config, self.config.networks_per_step
+        starts = [self._start(task, copy) for task in self.tasks for copy in range(copies)]
+        pixels, truth = (part.repeat_interleave(copies, 0) for part in self._query(batches))
+        bases, addressing = (tensor.requires_grad_() for tensor in self.learned)
+        queries = torch.eye(self.classes, device=self.device)
+        recalled = vmap(recall, (0, 0, None, None))(
+            bases, addressing, queries, self.stream.shape[1:]
+        )  # [G, N, C, H, W]
+        labels = torch.arange(self.classes, device=self.device).repeat_interleave(self.size.matrices)
+        by_images = self.unroll(
+            starts, recalled.detach().repeat_interleave(copies, 0), labels.expand(len(starts), -1), (pixels, truth),
+            lr=config.inner_lr, momentum=config.inner_momentum, bridge=config.bridge, window=config.window,
+        )  # fmt: skip
+        gradients = torch.autograd.grad(recalled, (bases, addressing), by_images.unflatten(0, (-1, copies)).mean(1))
+        with torch.no_grad():
+            self._update(gradients)
+        self.step += 1
+
+    def _start(self, task: int, copy: int) -> Start:
+        """A fresh network, what each of its inner steps sees of the recalled images, and how augmented."""
+        steps, matrices, each = self.config.inner_steps, self.size.matrices, self.config.inner_per_class
+        generator = seeded(self.stream.seed, INNER, task, self.step, copy)
+        params = self.unroll.network.fresh(int(torch.randint(2**62, (), generator=generator)))
+        rows = torch.arange(self.classes * matrices).expand(steps, -1)  # [T, B]
+        if each < matrices:
+            picks = torch.rand(steps, self.classes, matrices, generator=generator).argsort(-1)[..., :each]
+            rows = (picks + torch.arange(self.classes)[:, None] * matrices).flatten(1)
+        if not self.augmentation:
+            return Start(params, rows)
+        drawn = [augment.draw(self.augmentation, rows.shape[1], generator) for _ in range(steps)]
+        return Start(params, rows, augment.Schedule.of(drawn))
+
+    def _query(self, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+        """The incoming batch and a replay, for each task: [G, Q, C, H, W] and labels [G, Q]. Where there is less than Q, the
+        same again: shapes never change, and each image counts about as much as any other."""
+        images, labels = [], []
+        for batch, reservoir in zip(batches, self.reservoirs, strict=True):
+            kept = reservoir.draw(self.config.replay, seeded(self.stream.seed, REPLAY, batch.task, self.step))
+            both = Batch(*(torch.cat(parts) for parts in zip(batch, kept, strict=True)))
+            places = torch.arange(self.config.batch + self.config.replay) % len(both.labels)
+            images.append(both.images[places])
+            labels.append(self.local[both.tasks, both.labels][places])
+        pixels = torch.stack(images).to(self.device)
+        return self.stream.preprocess(pixels), torch.stack(labels).to(self.device)
+
+    def _update(self, gradients: Sequence[Tensor]) -> None:
+        """Clip, step and average, each task by itself; a task without a finite gradient stays where it is."""
+        config = self.config
+        norm = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)  # [G]
+        good = norm.isfinite()
+        limit = torch.full_like(norm, config.clip_norm or math.inf)
+        if config.clip_running:
+            running = torch.where(self.norm > 0, config.clip_running * self.norm, math.inf)
+            limit = torch.minimum(limit, running)
+        scale = torch.where(norm > limit, limit / norm, 1.0)
+        clipped = norm * scale
+        self.norm = torch.where(good, torch.where(self.norm > 0, 0.9 * self.norm + 0.1 * clipped, clipped), self.norm)
+        self.taken += good
+        self.skipped += ~good
+        self.in_a_row = torch.where(good, 0.0, self.in_a_row + 1)
+        decay = ((1 + self.taken) / (10 + self.taken)).clamp(max=config.ema)  # a short memory while there is little
+        for number, gradient in enumerate(gradients):
+            tensor = self.learned[number].detach()
+            moved = self._moved(number, gradient * _like(scale, gradient), _like(good, gradient))
+            self.learned[number] = torch.where(_like(good, tensor), tensor - self._rate() * moved, tensor)
+            self.average[number] = torch.lerp(self.average[number], self.learned[number], _like(1 - decay, tensor))
+
+    def _moved(self, number: int, gradient: Tensor, good: Tensor) -> Tensor:
+        """The direction of SGD with momentum, or of Adam; its averages change only where the gradient is finite."""
+        beta = self.config.outer_momentum
+        fresh = 1.0 if self.config.outer_optimiser == "sgd" else 1 - beta
+        self.mean[number] = torch.where(good, beta * self.mean[number] + fresh * gradient, self.mean[number])
+        if self.config.outer_optimiser == "sgd":
+            return self.mean[number]
+        square = ADAM_BETA2 * self.square[number] + (1 - ADAM_BETA2) * gradient**2
+        self.square[number] = torch.where(good, square, self.square[number])
+        taken = _like(self.taken, gradient).clamp(min=1)
+        root = (self.square[number] / (1 - ADAM_BETA2**taken)).sqrt()
+        return self.mean[number] / (1 - beta**taken) / (root + ADAM_EPSILON)
+
+    def _rate(self) -> float:
+        if self.config.outer_schedule == "constant":
+            return self.config.outer_lr
+        steps = self.config.outer_per_batch * self.batches
+        return self.config.outer_lr * 0.5 * (1 + math.cos(math.pi * self.step / steps))
+
+    def memories(self) -> list[Memory]:
+        """What has been distilled, task by task; with it the real samples are gone."""
+        found = []
+        for number, (task, buffer) in enumerate(zip(self.tasks, self.buffers, strict=True)):
+            bases, addressing = (tensor[number].cpu().clone() for tensor in self.average)
+            memory = Memory(bases, addressing, self._header(task, int(self.taken[number]), int(self.skipped[number])))
+            if not (bases.isfinite().all() and addressing.isfinite().all()):
+                raise RecollectError(
+                    f"the memory of task {task} is not finite: lower outer_lr ({self.config.outer_lr})"
+                )
+            memory.fitted = self.stream.preprocess
+            found.append(memory)
+            buffer.store(memory.floats)
+            buffer.note(task, self.seen, 0)
+        return found
+
+    def _header(self, task: int, steps: int, skipped: int) -> Header:
+        stream, config = self.stream, self.config
+        classes, share = stream.task_classes[task], self.buffers[0].share
+        recalled = self.size.matrices * self.classes
+        return Header(
+            dataset=f"task {task} of {stream.tasks} of {stream.name} ({config.kind})",
+            class_names=[stream.class_names[label] for label in classes],
+            image_shape=list(stream.shape),
+            downsample=config.downsample,
+            preprocessing=stream.preprocess.to_json(),
+            recipe=to_json(test_recipe(config, recalled, self.classes)),
+            made={
+                "config": to_json(config),
+                "task": task,
+                "labels": list(classes),
+                "angle": stream.angles[task] if stream.angles else None,
+                "seed": stream.seed,
+                "steps": steps,
+                "skipped": skipped,
+                "recollect": recollect.__version__,
+                "torch": torch.__version__,
+                "device": torch.cuda.get_device_name() if self.device.startswith("cuda") else "cpu",
+            },
+            budget={
+                "name": f"1/{stream.tasks} of a buffer of {config.buffer} images",
+                "images_per_class": max(1, config.buffer // (stream.tasks * self.classes)),
+                "numbers": share,
+                "used": self.size.floats,
+                "counted": "bases and addressing",
+            },
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""
+        names = ("learned", "average", "mean", "square", "norm", "taken", "skipped", "in_a_row", "step", "seen")
+        state = {name: getattr(self, name) for name in names}
+        state["learned"] = [tensor.detach() for tensor in self.learned]
+        kept = {"reservoirs": [r.to_dict() for r in self.reservoirs], "logs": [b.log for b in self.buffers]}
+        return {"tasks": list(self.tasks)} | state | kept
+
+    def load(self, saved: dict[str, Any]) -> None:
+        for name in ("learned", "average", "mean", "square"):
+            setattr(self, name, [tensor.to(self.device) for tensor in saved[name]])
+        for name in ("norm", "taken", "skipped", "in_a_row"):
+            setattr(self, name, saved[name].to(self.device))
+        self.step, self.seen = saved["step"], saved["seen"]
+        for reservoir, buffer, samples, log in zip(
+            self.reservoirs, self.buffers, saved["reservoirs"], saved["logs"], strict=True
+        ):
+            reservoir.load(samples)
+            buffer.log = log
+
+
+def _like(values: Tensor, tensor: Tensor) -> Tensor:
+    """[G] -> [G, 1, ...], to go with a tensor [G, ...]."""
+    return values.view(-1, *[1] * (tensor.ndim - 1))
+
+
+def local_labels(stream: Stream) -> Tensor:
+    """[tasks, classes]: a label of the stream -> its place among the task's own."""
+    local = torch.zeros(stream.tasks, stream.classes, dtype=torch.long)
+    for task, labels in enumerate(stream.task_classes):
+        local[task, list(labels)] = torch.arange(len(labels))
+    return local

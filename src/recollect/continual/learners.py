@@ -1,0 +1,345 @@
+"""The learners, on one small protocol: observe a batch, end a task, predict with or without the task's number.
+
+Compress-then-recall trains nothing on the stream: at test a fresh network learns from the task's memory. Its rivals are kept
+simple, and to their papers; what each may look at stands in its docstring.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from recollect.config import Recipe, from_json
+from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir
+from recollect.continual.compress import Compressor, local_labels, memory_sizes
+from recollect.continual.config import LEARNERS, ContinualConfig
+from recollect.continual.metrics import Matrix, square
+from recollect.continual.streams import Batch, Stream
+from recollect.distill import seeded
+from recollect.errors import RecollectError, unknown
+from recollect.evaluate import train
+from recollect.memory import Memory
+from recollect.nets import Network, Params
+
+FRESH, DRAW, TRAIN, UNION = range(60, 64)  # what a generator is for
+MOST_JUDGED = 4096  # images in one pass
+
+Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
+
+
+class Learner(Protocol):
+    """What every learner can do. `task` is None for a learner that is not told."""
+
+    def observe(self, batch: Batch) -> None: ...
+    def end_task(self) -> None: ...
+    def predict(self, images: Tensor, task: int | None) -> Tensor:
+        """uint8 [N, C, H, W] -> labels [N], of all classes of the stream"""
+        ...
+
+
+def make(name: str, stream: Stream, config: ContinualConfig, device: str = "cpu") -> Learner:
+    """A learner for a stream, by its name."""
+    kinds: dict[str, Callable[[Stream, ContinualConfig, str], Learner]] = {
+        "compress": Compress,
+        "union": Compress,
+        "online": Online,
+        "er": Replay,
+        "agem": AGem,
+        "ewc": Ewc,
+        "gdumb": GDumb,
+        "all-data": AllData,
+    }
+    if name not in kinds:
+        raise unknown("learner", name, LEARNERS)
+    return kinds[name](stream, config, device)
+
+
+def is_told(name: str) -> bool:
+    """Whether a learner is told the task at test. Where all tasks have all classes, one network has no use for it."""
+    return name != "union"
+
+
+def accuracy(learner: Learner, stream: Stream, task: int, told: bool = True) -> float:
+    """In percent, on what a task is judged by."""
+    split = stream.test(task)
+    predicted = learner.predict(split.images, task if told else None).cpu()
+    return 100 * float((predicted == split.labels).double().mean())
+
+
+def accuracy_matrix(
+    name: str, learner: Learner, stream: Stream, progress: Callable[[int], None] | None = None
+) -> Matrix:
+    """Row i: the accuracy on tasks 0..i after task i. The whole of a learner's life."""
+    rows: list[list[float]] = []
+    for task in stream:
+        for batch in task:
+            learner.observe(batch)
+        learner.end_task()
+        rows.append([accuracy(learner, stream, seen, is_told(name)) for seen in range(task.number + 1)])
+        if progress:
+            progress(task.number)
+    return square(rows)
+
+
+def _check_seen(task: int, seen: int) -> None:
+    if not 0 <= task < seen:
+        known = f"it has seen 0 to {seen - 1}" if seen else "it has seen none yet"
+        raise RecollectError(f"the learner never saw task {task}: {known}")
+
+
+def _logits(network: Network, params: Params, images: Tensor, stream: Stream, device: str) -> Tensor:
+    """[N, classes], a few thousand images at a time."""
+    parts = images.split(MOST_JUDGED)
+    with torch.no_grad():
+        return torch.cat([network.logits(params, stream.preprocess(part.to(device))) for part in parts])
+
+
+# --- one network for each task -----------------------------------------------------------------------------------------
+
+
+class _TaskNetworks:
+    """Fresh networks, one for each task, each trained on a set of its own."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str):
+        self.stream, self.config, self.device = stream, config, device
+        self.params: dict[int, Params] = {}
+
+    def train(self, parts: dict[int, Part], recipe: Recipe) -> None:
+        """All of these, together where they are alike; labels are places among the task's own classes."""
+        alike: dict[tuple[torch.Size, int], list[int]] = {}
+        for task, (images, _) in parts.items():
+            alike.setdefault((images.shape, len(self.stream.task_classes[task])), []).append(task)
+        for tasks in alike.values():
+            seeds = [int(seeded(self.stream.seed, TRAIN, task).initial_seed()) for task in tasks]
+            some = [parts[task] for task in tasks]
+            found = train(self._network(tasks[0]), some, recipe, seeds, self.device, self.config.compute)
+            self.params.update(zip(tasks, found, strict=True))
+
+    def predict(self, images: Tensor, task: int) -> Tensor:
+        logits = _logits(self._network(task), self.params[task], images, self.stream, self.device)
+        return torch.tensor(self.stream.task_classes[task], device=self.device)[logits.argmax(1)]
+
+    def _network(self, task: int) -> Network:
+        return Network(self.config.network, self.stream.shape, len(self.stream.task_classes[task]))
+
+
+class Compress:
+    """Compress-then-recall: of a task only its memory stays. Told the task, it recalls that memory and trains a fresh network
+    on it; not told, a fresh network on all memories together (the row "union" of the tables)."""
+
+    def __init__(
+        self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None
+    ):
+        memory_sizes(stream, config)  # refuses before anything is computed
+        self.stream, self.config, self.device = stream, config, device
+        self.memories: list[Memory] = memories or []
+        """of the tasks so far"""
+        self.buffer: Buffer | None = None
+        """the account of the task that is being learnt, or was last"""
+        self._compressor: Compressor | None = None
+        self._networks = _TaskNetworks(stream, config, device)
+        self._union: Params | None = None
+
+    def observe(self, batch: Batch) -> None:
+        if self._compressor is None:
+            self._compressor = Compressor(self.stream, self.config, [batch.task], self.device)
+            self.buffer = self._compressor.buffers[0]
+        self._compressor.observe([batch])
+
+    def end_task(self) -> None:
+        if self._compressor is None:
+            raise RecollectError(f"task {len(self.memories)} ends without a batch: a task needs samples")
+        self.memories += self._compressor.memories()
+        self._compressor, self._union = None, None
+
+    def predict(self, images: Tensor, task: int | None) -> Tensor:
+        if task is None:
+            return self._predict_union(images)
+        _check_seen(task, len(self.memories))
+        missing = [t for t in range(len(self.memories)) if t not in self._networks.params]
+        if missing:
+            recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
+            self._networks.train({t: self.memories[t].recall() for t in missing}, recipe)
+        return self._networks.predict(images, task)
+
+    def _predict_union(self, images: Tensor) -> Tensor:
+        _check_seen(0, len(self.memories))
+        network = Network(self.config.network, self.stream.shape, self.stream.classes)
+        self._union = self._union or self._train_union(network)
+        return _logits(network, self._union, images, self.stream, self.device).argmax(1)
+
+    def _train_union(self, network: Network) -> Params:
+        """On everything that all memories recall, as many passes as over one memory."""
+        images, labels = [], []
+        for memory, classes in zip(self.memories, self.stream.task_classes, strict=False):
+            recalled, places = memory.recall()
+            images.append(recalled)
+            labels.append(torch.tensor(classes)[places])
+        recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
+        seeds = [int(seeded(self.stream.seed, UNION, len(images)).initial_seed())]
+        part = torch.cat(images), torch.cat(labels)
+        return train(network, [part], recipe, seeds, self.device, self.config.compute)[0]
+
+
+class GDumb:
+    """One network for each task, trained at test on the task's share of real images, kept class by class."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
+        self.stream, self.config = stream, config
+        self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+        self.ended = 0
+        self._store = self._empty()
+        self._networks = _TaskNetworks(stream, config, device)
+
+    def _empty(self) -> "Balanced | Everything":
+        share = self.buffer.share // self.buffer.image
+        return Balanced(share, seeded(self.stream.seed, DRAW, self.ended))
+
+    def _epochs(self) -> int:
+        return self.config.gdumb_epochs
+
+    def observe(self, batch: Batch) -> None:
+        self._store.add(batch)
+
+    def end_task(self) -> None:
+        kept = self._store.all()
+        labels = local_labels(self.stream)[self.ended, kept.labels]
+        recipe = Recipe(
+            self.config.network, self._epochs(), self.config.data_batch, self.config.data_lr, self.config.inner_momentum
+        )
+        self._networks.train({self.ended: (self.stream.preprocess(kept.images), labels)}, recipe)
+        self.ended += 1
+        self._store = self._empty()
+
+    def predict(self, images: Tensor, task: int | None) -> Tensor:
+        if task is None:
+            raise RecollectError("one network for each task needs the task's number: give it")
+        _check_seen(task, self.ended)
+        return self._networks.predict(images, task)
+
+
+class AllData(GDumb):
+    """The upper bound: one network for each task, on all of its images, many passes. It keeps what no other may."""
+
+    def _empty(self) -> "Balanced | Everything":
+        return Everything()
+
+    def _epochs(self) -> int:
+        return self.config.all_epochs
+
+
+# --- one network on the stream -----------------------------------------------------------------------------------------
+
+
+class Online:
+    """One network, by plain SGD on every batch as it comes; nothing is kept."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
+        self.stream, self.config, self.device = stream, config, device
+        self.network = Network(config.network, stream.shape, stream.classes)
+        self.params = self.network.fresh(int(seeded(stream.seed, FRESH).initial_seed()), device)
+        self.masks = stream.masks.to(device)
+        self.ended, self.steps = 0, 0
+
+    def observe(self, batch: Batch) -> None:
+        for _ in range(self.config.glances):
+            direction = self._direction(batch)
+            self.params = {name: p - self.config.rival_lr * direction[name] for name, p in self.params.items()}
+            self.steps += 1
+
+    def end_task(self) -> None:
+        self.ended += 1
+
+    def predict(self, images: Tensor, task: int | None) -> Tensor:
+        """Told the task, the logits of other tasks' classes are masked."""
+        logits = _logits(self.network, self.params, images, self.stream, self.device)
+        if task is not None:
+            _check_seen(task, self.ended)
+            logits = logits.masked_fill(~self.masks[task], -torch.inf)
+        return logits.argmax(1)
+
+    def _direction(self, batch: Batch) -> Params:
+        return self._gradient(batch)
+
+    def _gradient(self, batch: Batch) -> Params:
+        return grad(self._loss)(self.params, *self._prepared(batch))
+
+    def _loss(self, params: Params, images: Tensor, labels: Tensor, masks: Tensor) -> Tensor:
+        """Each image among the classes of its own task."""
+        return F.cross_entropy(self.network.logits(params, images).masked_fill(~masks, -torch.inf), labels)
+
+    def _prepared(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        images, labels, tasks = (part.to(self.device) for part in batch)
+        return self.stream.preprocess(images), labels, self.masks[tasks]
+
+    def _generator(self) -> torch.Generator:
+        return seeded(self.stream.seed, DRAW, self.steps)
+
+
+class Replay(Online):
+    """Experience replay (ER): every step sees the incoming batch and as many samples of a reservoir over all tasks."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
+        super().__init__(stream, config, device)
+        self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+        self.reservoir = Reservoir(self.buffer.capacity, stream.shape, seeded(stream.seed, DRAW))
+        self.batches = 0
+
+    def observe(self, batch: Batch) -> None:
+        super().observe(batch)
+        self.reservoir.add(batch)
+        self.buffer.note(batch.task, self.batches, len(self.reservoir))
+        self.batches += 1
+
+    def _direction(self, batch: Batch) -> Params:
+        kept = self.reservoir.draw(self.config.rival_replay, self._generator())
+        return self._gradient(Batch(*(torch.cat(parts) for parts in zip(batch, kept, strict=True))))
+
+
+class AGem(Replay):
+    """A-GEM: the gradient of the incoming batch, less its part against the gradient on samples of earlier tasks."""
+
+    def _direction(self, batch: Batch) -> Params:
+        gradient = self._gradient(batch)
+        earlier = self.reservoir.draw(self.config.agem_reference, self._generator(), lambda tasks: tasks != batch.task)
+        if not len(earlier.labels):
+            return gradient
+        reference = self._gradient(earlier)
+        product = sum((gradient[name] * g).sum() for name, g in reference.items())
+        square = sum((g * g).sum() for g in reference.values())
+        share = torch.clamp(torch.as_tensor(product), max=0) / torch.as_tensor(square).clamp_min(1e-12)
+        return {name: g - share * reference[name] for name, g in gradient.items()}
+
+
+class Ewc(Replay):
+    """EWC: weights that earlier tasks need are held in place. The buffer holds samples of the current task alone, for the
+    Fisher information at its end; the penalties of all tasks are one quadratic, of two vectors the size of the network,
+    which nobody counts against the buffer."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
+        super().__init__(stream, config, device)
+        self.fisher = {name: torch.zeros_like(p) for name, p in self.params.items()}
+        self.pull = dict(self.fisher)
+        """sum over tasks of Fisher information times the weights at the task's end"""
+
+    def _direction(self, batch: Batch) -> Params:
+        strength = self.config.ewc_strength
+        gradient = self._gradient(batch)
+        return {n: g + strength * (self.fisher[n] * self.params[n] - self.pull[n]) for n, g in gradient.items()}
+
+    def end_task(self) -> None:
+        samples = self.reservoir.draw(len(self.reservoir), self._generator())
+        images, labels, masks = (part[:, None] for part in self._prepared(samples))
+        each = vmap(grad(self._loss), (None, 0, 0, 0))
+        for some in zip(images.split(50), labels.split(50), masks.split(50), strict=True):
+            for name, g in each(self.params, *some).items():
+                found = (g**2).sum(0) / len(labels)
+                self.fisher[name] = self.fisher[name] + found
+                self.pull[name] = self.pull[name] + found * self.params[name]
+        self.reservoir = Reservoir(
+            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, DRAW, self.ended + 1)
+        )
+        super().end_task()

@@ -1,0 +1,275 @@
+"""Streams: tasks in order, batch by batch, and every batch is seen once.
+
+A task of Rotations or Permutations is one gather of pixels, so that a task is a vector of 784 numbers until it is reached;
+a task of a split is a few classes. Nothing here trains, and nothing is kept of a batch that has gone by.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recollect.continual.config import ContinualConfig, check
+from recollect.data.images import Images, Split
+from recollect.data.preprocess import Preprocess
+from recollect.distill import seeded
+from recollect.errors import RecollectError
+from recollect.files import sha256
+
+ANGLES, ORDER, ROWS = 40, 41, 42  # what a generator is for
+PERMUTATION_SEED = 0  # the same permutations in every run
+HALF_TURN = 180.0  # degrees that the tasks of Rotations share
+
+
+class Batch(NamedTuple):
+    """Some images with their labels, and the task that each is of."""
+
+    images: Tensor
+    """uint8 [B, C, H, W]"""
+    labels: Tensor
+    """int64 [B], of all classes of the stream"""
+    tasks: Tensor
+    """int64 [B]"""
+
+    @property
+    def task(self) -> int:
+        """of a batch of the stream, which is of one task"""
+        return int(self.tasks[0])
+
+
+class Task:
+    """One task of a stream: its batches, to be iterated over once. Only the batch that is looked at is ever built."""
+
+    def __init__(self, number: int, rows: Tensor, batch: int, fetch: Callable[[Tensor, int], Split]):
+        self.number = number
+        self._rows, self._batch, self._fetch, self._next, self._begun = rows, batch, fetch, 0, False
+
+    def __len__(self) -> int:
+        """Batches in all."""
+        return -(-len(self._rows) // self._batch)
+
+    def skip(self, batches: int) -> None:
+        """Begin after these: a run that was interrupted has seen them."""
+        self._next = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._begun:
+            raise RecollectError(
+                f"task {self.number} has already streamed by, and a batch is seen once: keep what you need in a buffer"
+            )
+        self._begun = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        for rows in self._rows.split(self._batch)[self._next :]:
+            split = self._fetch(rows, self.number)
+            yield Batch(split.images, split.labels, torch.full_like(split.labels, self.number))
+
+
+class Stream:
+    """The tasks of one run, by its seed.
+
+    Arguments:
+        images: what `recollect.load` gives.
+        groups: for a split, the classes of each task, instead of an order drawn by the seed.
+    """
+
+    def __init__(
+        self, images: Images, config: ContinualConfig, seed: int = 0, groups: Sequence[Sequence[int]] | None = None
+    ):
+        check(config)
+        if seed < 0:
+            raise RecollectError(f"seed is {seed}: give 0 or more")
+        self.config, self.seed, self.name = config, seed, images.name
+        self.shape, self.classes, self.class_names = images.shape, images.classes, images.class_names
+        self._train = images.train + images.validation if config.use_validation else images.train
+        self._judged = images.validation if config.on == "validation" else images.test
+        self.preprocess = _preprocess(config, images)
+        self.task_classes = self._task_classes(groups)
+        """for each task the labels that it has"""
+        self.tasks = len(self.task_classes)
+        self.angles = _angles(self.tasks, seed) if config.kind == "rotations" else None
+        self._gathers = self._find_gathers()
+        self._taken: set[int] = set()
+        for number in range(self.tasks):
+            self._check(number)
+
+    @property
+    def masks(self) -> Tensor:
+        """bool [tasks, classes]: which labels each task has."""
+        masks = torch.zeros(self.tasks, self.classes, dtype=torch.bool)
+        for number, labels in enumerate(self.task_classes):
+            masks[number, list(labels)] = True
+        return masks
+
+    def batches(self, number: int) -> int:
+        """Batches of a task."""
+        return -(-self._count(number) // self.config.batch)
+
+    def task(self, number: int) -> Task:
+        """A task; each only once."""
+        if not 0 <= number < self.tasks:
+            raise RecollectError(f"task {number} is not one of this stream's 0 to {self.tasks - 1}")
+        if number in self._taken:
+            raise RecollectError(f"task {number} has already been taken from this stream, and is seen once")
+        self._taken.add(number)
+        return Task(number, self._rows(number), self.config.batch, self._fetch)
+
+    def _fetch(self, rows: Tensor, number: int) -> Split:
+        split = self._train[rows]
+        return Split(self._look(split.images, number), split.labels)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self.task(number) for number in range(self.tasks))
+
+    def test(self, number: int) -> Split:
+        """What a task is judged by, as often as anyone likes."""
+        split = self._judged[_of(self._judged.labels, self.task_classes[number])]
+        return Split(self._look(split.images, number), split.labels)
+
+    def record(self) -> dict[str, Any]:
+        """Everything that was drawn, for the run's folder."""
+        drawn: dict[str, Any] = {"kind": self.config.kind, "dataset": self.name, "seed": self.seed, "tasks": self.tasks}
+        if self.angles is not None:
+            drawn["angles"] = self.angles
+        if self.config.kind == "permutations":
+            hashes = [sha256(gather.numpy().tobytes()) for gather in self._gathers]
+            drawn["permutations"] = {"torch_seed": PERMUTATION_SEED, "sha256": hashes}
+        if self.config.kind == "split":
+            drawn["classes"] = [[self.class_names[label] for label in labels] for labels in self.task_classes]
+        drawn["training_rows_sha256"] = [sha256(self._rows(t).numpy().tobytes()) for t in range(self.tasks)]
+        return drawn
+
+    def _task_classes(self, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, ...]]:
+        config = self.config
+        if config.kind != "split":
+            if groups is not None:
+                raise RecollectError(f"groups of classes are for the stream split: {config.kind} has all in each task")
+            assert config.tasks is not None  # check() saw to it
+            return [tuple(range(self.classes))] * config.tasks
+        if groups is not None:
+            return _checked(groups, self.classes)
+        size = config.classes_per_task or 1
+        most = self.classes // size
+        if config.tasks is None and self.classes % size:
+            divisors = [str(n) for n in range(1, self.classes + 1) if self.classes % n == 0]
+            raise RecollectError(
+                f"{self.classes} classes do not make whole tasks of {size}: give classes_per_task {' or '.join(divisors)}, "
+                "or a number of tasks"
+            )
+        if (config.tasks or most) > most or most == 0:
+            raise RecollectError(
+                f"{config.tasks or 1} tasks of {size} classes would overlap: {self.classes} classes make {most} of them"
+            )
+        order = torch.randperm(self.classes, generator=seeded(self.seed, ORDER)).tolist()
+        return [tuple(order[size * t : size * (t + 1)]) for t in range(config.tasks or most)]
+
+    def _find_gathers(self) -> list[Tensor]:
+        """For each task the pixel that each of its pixels is taken from; H*W stands for black."""
+        height, width = self.shape[1:]
+        if self.angles is not None:
+            if height != width:
+                raise RecollectError(
+                    f"images of {height}x{width} cannot be rotated in place: give square ones (--size)"
+                )
+            return [rotation(angle, height) for angle in self.angles]
+        if self.config.kind == "permutations":
+            generator = torch.Generator().manual_seed(PERMUTATION_SEED)
+            return [torch.randperm(height * width, generator=generator) for _ in range(self.tasks)]
+        return []
+
+    def _look(self, images: Tensor, number: int) -> Tensor:
+        """Images as a task shows them."""
+        if not self._gathers:
+            return images
+        flat = F.pad(images.flatten(2), (0, 1))  # black, for pixels from outside
+        return flat.index_select(2, self._gathers[number]).view_as(images)
+
+    def _count(self, number: int) -> int:
+        there = len(_of(self._train.labels, self.task_classes[number]))
+        return there if self.config.per_task is None else self.config.per_task
+
+    def _rows(self, number: int) -> Tensor:
+        """Training images of a task, in the order they come."""
+        rows = _of(self._train.labels, self.task_classes[number])
+        order = torch.randperm(len(rows), generator=seeded(self.seed, ROWS, number))
+        return rows[order[: self._count(number)]]
+
+    def _check(self, number: int) -> None:
+        there = len(_of(self._train.labels, self.task_classes[number]))
+        wanted = self._count(number)
+        if there == 0 or wanted == 0:
+            raise RecollectError(f"task {number} of {self.name} has no samples: {_remedy(there)}")
+        if wanted > there:
+            more = "" if self.config.use_validation else ", or add the validation split (--use-validation)"
+            raise RecollectError(
+                f"per_task is {wanted:,}, but task {number} of {self.name} has {there:,} training images: "
+                f"give at most {there:,}{more}"
+            )
+        if len(_of(self._judged.labels, self.task_classes[number])) == 0:
+            raise RecollectError(f"task {number} of {self.name} has no {self.config.on} images: leave its classes out")
+
+
+def rotation(angle: float, side: int) -> Tensor:
+    """[side * side]: where each pixel comes from when an image is turned counter-clockwise by `angle` degrees about its
+    centre, nearest neighbour, side * side (black) from outside.
+
+    The same as PIL's rotate to the last pixel: in 16.16 fixed point as there. In floats (affine_grid, grid_sample) a pixel in
+    some thousands falls on the other side of a border.
+    """
+    cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+    centre, place = side / 2, torch.arange(side)
+    first_x = centre - cosine * centre + sine * centre + (cosine - sine) / 2  # of the middle of the first pixel
+    first_y = centre - sine * centre - cosine * centre + (sine + cosine) / 2
+    x = _fixed(first_x) + place * _fixed(cosine) + place[:, None] * _fixed(-sine)  # [row, column]
+    y = _fixed(first_y) + place * _fixed(sine) + place[:, None] * _fixed(cosine)
+    x, y = x >> 16, y >> 16
+    inside = (x >= 0) & (x < side) & (y >= 0) & (y < side)
+    return torch.where(inside, y * side + x, side * side).flatten()
+
+
+def _fixed(value: float) -> int:
+    return math.floor(value * 65536 + 0.5)
+
+
+def _angles(tasks: int, seed: int) -> list[float]:
+    """One for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks."""
+    drawn = torch.rand(tasks, dtype=torch.float64, generator=seeded(seed, ANGLES))
+    return ((torch.arange(tasks) + drawn) * HALF_TURN / tasks).tolist()
+
+
+def _preprocess(config: ContinualConfig, images: Images) -> Preprocess:
+    """Two numbers a channel, which the rivals' code takes as known too."""
+    if config.preprocess == "normalise":
+        return Preprocess.fit(images.train.images)
+    return Preprocess((0.0,) * images.shape[0], (1.0,) * images.shape[0])
+
+
+def _of(labels: Tensor, classes: Sequence[int]) -> Tensor:
+    """Rows with one of these labels."""
+    return torch.isin(labels, torch.tensor(classes)).nonzero().flatten()
+
+
+def _checked(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
+    owner: dict[int, int] = {}
+    for number, labels in enumerate(groups):
+        if not labels:
+            raise RecollectError(f"task {number} has no classes: give at least one")
+        for label in labels:
+            if not 0 <= label < classes:
+                raise RecollectError(f"task {number} has class {label}: give 0 to {classes - 1}")
+            if label in owner:
+                raise RecollectError(
+                    f"class {label} is in task {owner[label]} and in task {number}: the tasks of a split must not overlap"
+                )
+            owner[label] = number
+    if not groups:
+        raise RecollectError("no groups of classes: give at least one task")
+    return [tuple(labels) for labels in groups]
+
+
+def _remedy(there: int) -> str:
+    return "give per_task 1 or more" if there else "leave its classes out"

@@ -1,0 +1,357 @@
+"""The report of a run: one HTML file that shows what came out, how, and at what cost. It asks nothing of anywhere.
+
+Everything in it is read from the run's folder, so that it can be written again at any time. Whatever is not markup made
+here is escaped (names of classes and datasets are a user's), and the page allows no scripts.
+"""
+
+import base64
+import html
+import io
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from recollect.config import DistillConfig, to_json
+from recollect.errors import RecollectError
+from recollect.files import read_json, write_atomically
+from recollect.memory import Memory
+from recollect.plots import charts, heat, pictures, style
+from recollect.plots.sources import Measured, is_number, metrics, of_memory
+from recollect.runs import Run
+
+FILE = "report.html"
+MOST_PICTURES, MOST_CLASSES, MOST_SIDE = 240, 120, 64  # recalled images, their classes, and pixels on a side
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def write(folder: "Path | str") -> Path:
+    """Write the report of the run in this folder, and give its path."""
+    run = Run.open(folder)
+    path = run.folder / FILE
+    write_atomically(path, page(run).encode("utf-8", "replace"))
+    return path
+
+
+def page(run: Run) -> str:
+    """The report as HTML."""
+    memory, points, lines = Memory.load(run.memory_path), of_memory(run.memory_path), metrics(run)
+    config = run.config
+    parts = [
+        ("accuracy", "Accuracy", _accuracy(points)),
+        ("training", "Training", _training(lines)),
+        ("bases", "Bases", _bases(memory)),
+        ("recalled", "Recalled images", _recalled(memory)),
+        ("similarity", "Similarity of classes", _similarity(memory)),
+        ("use", "Use it", _use(memory, run)),
+        ("cost", "What it cost", _cost(memory, points, lines, config["distill"], run)),
+        ("config", "Configuration", _config(config)),
+        ("environment", "Environment", _environment(run)),
+    ]
+    title = ", ".join(filter(None, (memory.header.dataset, str(memory.header.budget.get("name", "")))))
+    head = [
+        Html("<meta charset='utf-8'>"),
+        Html("<meta name='viewport' content='width=device-width, initial-scale=1'>"),
+        Html("<meta name='color-scheme' content='light dark'>"),
+        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+        Html("<link rel='icon' href='data:,'>"),
+        tag("title", f"{title}: a memory of recollect"),
+        tag("style", Html(CSS)),
+    ]
+    links = tag("nav", *(tag("a", words, href=f"#{name}") for name, words, _ in parts))
+    sections = [tag("section", tag("h2", words), *content, id=name) for name, words, content in parts]
+    header = tag("header", tag("h1", title), tag("p", _sentence(memory)), _tiles(memory, points, lines))
+    body = tag("body", header, links, tag("main", *sections), tag("footer", "Written by recollect."))
+    return "<!doctype html>\n" + tag("html", tag("head", *head), body, lang="en") + "\n"
+
+
+class Html(str):
+    """Text that is markup already. All other text is escaped on its way into a page."""
+
+
+def tag(name: str, *content: "str | None", **attributes: object) -> Html:
+    """An element; `class_` is written class, and what is None is left out."""
+    written = "".join(
+        f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None
+    )
+    inner = "".join(part if isinstance(part, Html) else _escaped(part) for part in content if part is not None)
+    return Html(f"<{name}{written}>{inner}</{name}>")
+
+
+def _escaped(value: object) -> str:
+    text = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(value))
+    return html.escape(text, quote=True)
+
+
+def _table(rows: Iterable[Sequence["str | None"]], headings: Sequence[str] = (), class_: str = "") -> Html:
+    head = tag("thead", tag("tr", *(tag("th", words, scope="col") for words in headings))) if headings else None
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    return tag("div", tag("table", head, tag("tbody", *body), class_=class_ or None), class_="scroll")
+
+
+def _image(data: bytes, kind: str, words: str, **attributes: object) -> Html:
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    written = "".join(f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items())
+    return Html(f'<img src="{source}" alt="{_escaped(words)}"{written}>')
+
+
+def _figure(figure: Any, words: str, class_: str = "chart") -> Html:
+    """A drawn figure, with ink for a light page and for a dark one."""
+    drawn = style.encoded(figure, "svg", transparent=True)
+    dark = base64.b64encode(style.on_dark(drawn)).decode()
+    source = Html(f'<source media="(prefers-color-scheme: dark)" srcset="data:image/svg+xml;base64,{dark}">')
+    width, height = (round(inches * 96) for inches in figure.get_size_inches())
+    return tag("picture", source, _image(drawn, "svg+xml", words, class_=class_, width=width, height=height))
+
+
+def _pixels(images: Tensor, columns: int, words: str, cell: int) -> Html:
+    """uint8 images [N, C, H, W] side by side; the gaps between them let the page through."""
+    sheet = Image.fromarray(pictures.mosaic(images, columns))
+    gaps = Image.fromarray(255 - pictures.mosaic(torch.zeros_like(images[:, :1]), columns))
+    sheet = sheet.convert("RGB" if images.shape[1] == 3 else "L")
+    sheet.putalpha(gaps.point(lambda value: 255 if value else 0))
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG", optimize=True)
+    width = columns * cell
+    height = round(width * sheet.height / sheet.width)
+    return _image(buffer.getvalue(), "png", words, class_="pixels", width=width, height=height)
+
+
+def _shrunk(images: Tensor) -> Tensor:
+    """uint8 images, none larger than a page can show of many."""
+    side = max(images.shape[-2:])
+    if side <= MOST_SIDE:
+        return images
+    size = [max(1, round(length * MOST_SIDE / side)) for length in images.shape[-2:]]
+    return torch.nn.functional.interpolate(images.float(), size, mode="area").round().to(torch.uint8)
+
+
+def _sentence(memory: Memory) -> str:
+    count, matrices, classes = len(memory.bases), len(memory.addressing), len(memory.class_names)
+    parts = f"{_number(count, 'base')} and {_number(matrices, 'addressing matri', 'x', 'ces')}"
+    if memory.header.query:
+        return f"{parts}, asked with pictures."
+    shape = "x".join(map(str, memory.image_shape[1:]))
+    each = f"{matrices:,} for each of {_number(classes, 'class', '', 'es')}"
+    return f"{parts} recall {_number(matrices * classes, 'image')} of {shape}: {each}."
+
+
+def _number(count: int, word: str, one: str = "", many: str = "s") -> str:
+    return f"{count:,} {word}{one if count == 1 else many}"
+
+
+def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) -> Html:
+    """The four numbers that are asked for first."""
+    best = next((point for point in points if point.name == "memory"), None)
+    seconds = _seconds(lines)
+    allowed = memory.header.budget.get("numbers")
+    tiles = [
+        (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
+        if best
+        else ("–", "accuracy not measured yet"),
+        (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
+        (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
+        (_time(seconds) if seconds else "–", "to distil"),
+    ]
+    return tag("dl", *(tag("div", tag("dt", words), tag("dd", number)) for number, words in tiles), class_="tiles")
+
+
+def _accuracy(points: list[Measured]) -> list[Html]:
+    if not points:
+        return [tag("p", "Not measured yet. In this folder: ", tag("code", "recollect evaluate ."), class_="note")]
+    rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
+    splits = " and ".join(sorted({point.on for point in points}))
+    note = f"Mean ± standard deviation over fresh networks, on the {splits} split; memory: {points[0].protocol or 'not told'}."
+    headings = ("trained on", "accuracy, %", "size", "network", "n")
+    return [_table(rows, headings, "wide"), tag("p", note, class_="note")]
+
+
+def _bar(point: Measured) -> Html:
+    """An accuracy in numbers, and as a length."""
+    length = tag("span", tag("i", style=f"width:{min(max(point.mean, 0), 100):.1f}%"), class_="bar")
+    return Html(tag("b", f"{point.mean:.1f} ± {point.deviation:.1f}") + length)
+
+
+def _training(lines: list[dict[str, Any]]) -> list[Html]:
+    keys = [key for key in charts.CURVES if charts.series(lines, key)[0]]
+    if not keys:
+        return [tag("p", "No metrics were kept.", class_="note")]
+    drawn = [_figure(charts.curves({"run": lines}, (key,)), f"{charts.CURVES[key]} by outer step") for key in keys]
+    return [tag("div", *drawn, class_="charts")]
+
+
+def _bases(memory: Memory) -> list[Html]:
+    if memory.bases.shape[1] not in (1, 3):
+        return [tag("p", f"Bases of {memory.bases.shape[1]} channels cannot be shown as pictures.", class_="note")]
+    shown = _shrunk(pictures.stretched(memory.bases[: pictures.MOST_BASES].float()))
+    columns = pictures.wide_columns(len(shown))
+    cell = 88 if len(shown) <= 16 else 60 if len(shown) <= 64 else 44
+    words = pictures.describe_bases(memory)
+    note = f"{words[0].upper()}{words[1:]}, each stretched to its own range of values."
+    return [_pixels(shown, columns, "the bases", cell), tag("p", note, class_="note")]
+
+
+def _recalled(memory: Memory) -> list[Html]:
+    if memory.header.query:
+        return [tag("p", "This memory is asked with pictures: what it recalls is for them to say.", class_="note")]
+    if memory.image_shape[0] not in (1, 3):
+        return [tag("p", f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.", class_="note")]
+    labels, is_cut = pictures.chosen(memory, None, MOST_CLASSES)
+    most = max(1, min(pictures.MOST_RECALLED, MOST_PICTURES // len(labels)))
+    try:
+        images, columns = pictures.recalled_by_class(memory, labels, most)
+    except RecollectError as error:  # the whitening file may have been left behind
+        return [tag("p", f"Not shown: {error}", class_="note")]
+    cell = 60 if columns <= 3 else 44
+    cards = []
+    for label, some in zip(labels, _shrunk(images).split(columns), strict=True):
+        name = memory.class_names[label]
+        cards.append(tag("figure", _pixels(some, columns, f"recalled images of {name}", cell), tag("figcaption", name)))
+    note = f"{columns} of {len(memory.addressing):,} recalled images of each class, as pixels again"
+    if is_cut:
+        note += f"; the first {len(labels)} of {len(memory.class_names):,} classes"
+    return [
+        tag("div", *cards, class_="cards"),
+        tag("p", f"{note}. Each is stretched from black to white.", class_="note"),
+    ]
+
+
+def _similarity(memory: Memory) -> list[Html]:
+    if memory.header.query:
+        return [
+            tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")
+        ]
+    if memory.header.addressing == "one-hot":
+        return [tag("p", "The addressing is one-hot: classes share no bases.", class_="note")]
+    note = "Cosine similarity of the classes' mean coefficients: 1 where two classes mix the bases alike."
+    large = len(memory.class_names) > pictures.MOST_CLASSES
+    drawn = _figure(heat.similarity(memory), "similarity of classes", "chart large" if large else "chart")
+    return [tag("div", drawn, class_="scroll"), tag("p", note, class_="note")]
+
+
+def _use(memory: Memory, run: Run) -> list[Html]:
+    lines = ["import recollect", "", f'memory = recollect.Memory.load("{run.memory_path.name}")']
+    prepare = "preprocess = memory.preprocess()  # for the real images that a network trained on a recall will see"
+    if memory.header.query:
+        lines += [prepare, "queries = memory.encode(preprocess(pixels))  # of pictures, uint8 [N, C, H, W]"]
+        lines += ["images, _ = memory.recall(queries)"]
+    else:
+        some = list(memory.class_names[:2])
+        query = some if max(map(len, some)) <= 40 else list(range(len(some)))
+        lines += ["images, labels = memory.recall()  # a training set of every class"]
+        lines += [f"images, labels = memory.recall({query!r})  # or of some of them", prepare]
+    return [tag("p", "In Python, in the folder of this file:"), tag("pre", tag("code", "\n".join(lines)))]
+
+
+def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> list[Html]:
+    made, asked = memory.header.made, config.get("outer_steps")
+    steps = made["steps"] if is_number(made.get("steps")) else len([line for line in lines if "loss" in line])
+    seconds = [line["seconds"] for line in lines if is_number(line.get("seconds"))]
+    evaluated = [point.seconds for point in points if point.seconds is not None]
+    rows = [
+        ("outer steps", f"{steps:,} of {asked:,}" if is_number(asked) else f"{steps:,}"),
+        ("without a finite gradient", str(made.get("skipped", "?"))),
+        ("distilling", _time(sum(seconds)) if seconds else "not told"),
+        ("an outer step", f"{median(seconds):.3g} s (median)" if seconds else "not told"),
+        ("evaluating", _time(sum(evaluated)) if evaluated else "not told"),
+        ("device", str(made.get("device", "?"))),
+        ("the memory's file", _bytes(run.memory_path.stat().st_size)),
+    ]
+    zca = memory.header.preprocessing.get("zca")
+    sidecar = run.folder / Path(str(zca["file"])).name if isinstance(zca, dict) and "file" in zca else None
+    if sidecar and sidecar.is_file():
+        rows.append(("its whitening file", f"{_bytes(sidecar.stat().st_size)}, shared by memories of the same data"))
+    return [_table(rows)]
+
+
+def _config(config: dict[str, Any]) -> list[Html]:
+    usual = to_json(DistillConfig())
+    rows = []
+    for name, value in config["distill"].items():
+        changed = name in usual and usual[name] != value
+        rows.append((name, tag("b", _listed(value)) if changed else _listed(value)))
+    data = [(f"data, {name}", _listed(value)) for name, value in config["data"].items()]
+    note = tag("p", "Bold: other than the preset fast.", class_="note")
+    return [tag("details", tag("summary", f"{len(rows)} settings"), note, _table([*data, *rows]))]
+
+
+def _environment(run: Run) -> list[Html]:
+    path = run.folder / "environment.json"
+    if not path.is_file():
+        return [tag("p", "Not kept.", class_="note")]
+    return [_table((name, _listed(value)) for name, value in read_json(path).items())]
+
+
+def _listed(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_listed(each)}" for name, each in value.items())
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _seconds(lines: list[dict[str, Any]]) -> float:
+    return sum(line["seconds"] for line in lines if is_number(line.get("seconds")))
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+CSS = re.sub(r"\s*\n\s*", "", """
+:root { --ink: #222; --quiet: #5f6670; --line: #e2e5e9; --page: #fff; --card: #f6f7f9; --blue: #0072b2 }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e4e6ea; --quiet: #a3aab4; --line: #2d333b; --page: #14171c; --card: #1c2027; --blue: #56b4e9 }
+}
+* { box-sizing: border-box }
+body { margin: 0 auto; max-width: 66rem; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 3rem; background: var(--page);
+  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem }
+h2 { font-size: 1.15rem; margin: 0 0 .8rem }
+header p { margin: 0; color: var(--quiet) }
+section { padding: 1.6rem 0; border-top: 1px solid var(--line) }
+a { color: var(--blue) }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1.2rem 0; font-size: .9rem }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.2rem 0 0 }
+.tiles div { display: flex; flex-direction: column-reverse; justify-content: flex-end; background: var(--card); 
+  border-radius: .5rem; padding: .8rem 1rem }
+.tiles dt { color: var(--quiet); font-size: .85rem }
+.tiles dd { margin: 0; font-size: 1.3rem; font-weight: 600; font-variant-numeric: tabular-nums }
+.note { color: var(--quiet); font-size: .9rem; margin: .8rem 0 0 }
+.scroll { overflow-x: auto }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
+table.wide { width: 100%; min-width: 34rem }
+th, td { text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
+th { font-weight: 400 }
+thead th { white-space: nowrap }
+tbody th { color: var(--quiet) }
+table.wide tbody th { color: inherit }
+thead th { color: var(--quiet); font-size: .85rem }
+.bar { display: block; width: 9rem; height: .35rem; margin-top: .3rem; border-radius: .2rem; background: var(--line) }
+.bar i { display: block; height: 100%; border-radius: .2rem; background: var(--blue) }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem }
+img { max-width: 100%; height: auto }
+.chart { display: block; width: 100%; max-width: 28rem }
+.chart.large { max-width: 46rem; min-width: 36rem }
+.pixels { image-rendering: pixelated; display: block }
+.cards { display: flex; flex-wrap: wrap; gap: 1rem 1.2rem }
+figure { margin: 0; min-width: 0; max-width: 100% }
+figcaption { font-size: .85rem; color: var(--quiet); margin-top: .25rem; max-width: 22rem }
+code { font: .9em ui-monospace, monospace }
+pre { background: var(--card); border-radius: .5rem; padding: 1rem; overflow-x: auto; margin: .6rem 0 0; overflow-wrap: normal }
+summary { cursor: pointer }
+footer { color: var(--quiet); font-size: .85rem; border-top: 1px solid var(--line); padding-top: 1rem }
+""")  # fmt: skip

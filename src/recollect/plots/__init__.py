@@ -1,0 +1,123 @@
+"""Figures from memories, runs and results: `recollect plot`. Nothing here trains or chooses.
+
+Each function gives a matplotlib Figure; `FIGURES` names those that the command line draws, and `draw` reads what they need.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from recollect.errors import RecollectError, unknown
+from recollect.memory import Memory, Query
+from recollect.plots.charts import budget, curves, inner_steps, number_of_bases, selection_figure
+from recollect.plots.heat import accuracy_matrix, architectures, similarity
+from recollect.plots.pictures import (
+    MOST_BASES,
+    MOST_CLASSES,
+    bases,
+    memory_figure,
+    mosaic,
+    pixels,
+    recalled,
+    recalled_by_class,
+    stretched,
+)
+from recollect.plots.sources import OURS, Measured, Source, read, selection
+from recollect.plots.style import MOST_LETTERS, kind_of, save
+
+__all__ = [
+    "FIGURES",
+    "MOST_BASES",
+    "MOST_CLASSES",
+    "MOST_LETTERS",
+    "Measured",
+    "accuracy_matrix",
+    "architectures",
+    "bases",
+    "budget",
+    "curves",
+    "draw",
+    "inner_steps",
+    "kind_of",
+    "memory_figure",
+    "mosaic",
+    "number_of_bases",
+    "pixels",
+    "recalled",
+    "recalled_by_class",
+    "save",
+    "selection_figure",
+    "similarity",
+    "stretched",
+]
+
+FIGURES: dict[str, Callable[[list[Source], Query], Figure]] = {
+    "memory": lambda sources, _: memory_figure(_memory(sources)),
+    "bases": lambda sources, _: bases(_memory(sources)),
+    "recalled": lambda sources, query: recalled(_memory(sources), query),
+    "similarity": lambda sources, query: similarity(_memory(sources), query),
+    "curves": lambda sources, _: curves(_by_name(sources)),
+    "number-of-bases": lambda sources, _: number_of_bases(_ours(sources)),
+    "inner-steps": lambda sources, _: inner_steps(_ours(sources)),
+    "budget": lambda sources, _: budget([point for source in sources for point in _own_network(source)]),
+    "selection": lambda sources, _: selection_figure(selection(_one(sources).selection or sources[0].path)),
+    "architectures": lambda sources, _: architectures([p for s in sources for p in s.points if p.name == OURS]),
+    "continual": lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].path.stem),
+}
+"""name -> what draws it from the paths given and the classes asked for"""
+WITH_CLASSES = ("recalled", "similarity")
+
+
+def draw(figure: str, paths: Sequence[Path], classes: Sequence[str] = ()) -> Figure:
+    """The figure of this name from memory files, folders of runs and selections, or JSON results."""
+    if figure not in FIGURES:
+        raise unknown("figure", figure, FIGURES)
+    if not paths:
+        raise RecollectError(
+            f"nothing to draw '{figure}' from: give a memory file, the folder of a run, or a JSON result"
+        )
+    if classes and figure not in WITH_CLASSES:
+        raise RecollectError(f"--classes is for {' and '.join(WITH_CLASSES)}: leave it out of '{figure}'")
+    sources = [read(Path(path)) for path in paths]
+    for source in sources:
+        source.check(figure)
+    return FIGURES[figure](sources, list(classes) or None)
+
+
+def _one(sources: list[Source]) -> Source:
+    if len(sources) > 1:
+        raise RecollectError(
+            f"this figure is of one memory, run or file, and {len(sources)} were given: draw each by itself"
+        )
+    return sources[0]
+
+
+def _memory(sources: list[Source]) -> Memory:
+    source = _one(sources)
+    return Memory.load(source.memory or source.path)
+
+
+def _by_name(sources: list[Source]) -> dict[str, list[dict]]:
+    """Metrics by the name of their folder, or by as much of its path as tells the runs apart."""
+    parts = [source.path.resolve().parts for source in sources]
+    names = ["/".join(part[-1:]) for part in parts]
+    for length in range(2, max(map(len, parts)) + 1):
+        if len(set(names)) == len(set(parts)):
+            break
+        names = ["/".join(part[-length:]) for part in parts]
+    return {name: source.metrics for name, source in zip(names, sources, strict=True)}
+
+
+def _own_network(source: Source) -> list[Measured]:
+    """What was measured with the network that the memory was distilled with."""
+    found = [point for point in source.points if point.is_of_own_network]
+    if not any(point.name == OURS for point in found):
+        raise RecollectError(
+            f"{source.path} has no accuracy of the network it was distilled with: recollect evaluate it without --architectures"
+        )
+    return found
+
+
+def _ours(sources: list[Source]) -> list[Measured]:
+    return [point for source in sources for point in _own_network(source) if point.name == OURS]

@@ -1,0 +1,143 @@
+"""What a memory looks like: its bases, what it recalls, and both beside the similarity of its classes."""
+
+import math
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from recollect.errors import RecollectError
+from recollect.memory import Memory, Query, recall
+from recollect.plots.heat import draw_similarity
+from recollect.plots.style import COLUMN, PAGE, bare, new, short, styled
+
+MOST_CLASSES, MOST_RECALLED, MOST_BASES = 20, 8, 256  # shown in a figure
+CELL = 0.34  # inches: an image
+
+
+@styled
+def bases(memory: Memory) -> Figure:
+    """The bases as they are stored, each stretched to its own range: their scale is free."""
+    shown = memory.bases[:MOST_BASES]
+    columns = wide_columns(len(shown))
+    picture = mosaic(stretched(shown.float()), columns)
+    width = COLUMN if len(shown) <= 64 else PAGE
+    figure = new(width, width * len(picture) / picture.shape[1] + 0.3)
+    _show(figure.subplots(), picture, f"{short(memory.header.dataset, 24)}: {describe_bases(memory)}")
+    return figure
+
+
+def wide_columns(count: int) -> int:
+    """Columns of a mosaic that is a little wider than high."""
+    return min(count, math.ceil(math.sqrt(count * 1.6)))
+
+
+def describe_bases(memory: Memory) -> str:
+    count = len(memory.bases)
+    number = f"{count:,}" if count <= MOST_BASES else f"the first {MOST_BASES:,} of {count:,}"
+    return f"{number} base{'s' if count > 1 else ''} of {memory.bases.shape[2]}x{memory.bases.shape[3]}"
+
+
+@styled
+def recalled(memory: Memory, query: Query = None) -> Figure:
+    """A few recalled images of each class of the query, their preprocessing undone; by default of the first classes.
+
+    A class is a row, or a column where that makes the better page.
+    """
+    labels, is_cut = chosen(memory, query)
+    images, many = recalled_by_class(memory, labels)
+    names = [short(memory.class_names[label]) for label in labels]
+    wide = many * 2 < len(labels)
+    if wide:
+        images = images.view(len(labels), many, *images.shape[1:]).transpose(0, 1).flatten(0, 1)
+    picture = mosaic(images, len(labels) if wide else many)
+    longest = max(map(len, names))
+    words = 0.12 if wide and longest <= 2 else 0.058 * longest + 0.1
+    across, down = CELL * (len(labels) if wide else many), CELL * (many if wide else len(labels))
+    figure = new(across + 0.15 + (0 if wide else words), down + 0.3 + (words if wide else 0))
+    axes = figure.subplots()
+    _show(axes, picture, f"recalled, {len(labels)} of {len(memory.class_names)} classes" if is_cut else "recalled")
+    _name(axes.xaxis if wide else axes.yaxis, picture.shape[1] if wide else len(picture), names)
+    return figure
+
+
+@styled
+def memory_figure(memory: Memory, title: str = "") -> Figure:
+    """Bases, recalled images of each class, and how similar the classes' mean coefficients are: three panels side by side."""
+    labels, is_cut = chosen(memory, None)
+    names = [short(memory.class_names[label]) for label in labels]
+    left = mosaic(stretched(memory.bases[:MOST_BASES].float()), math.isqrt(min(len(memory.bases), MOST_BASES)))
+    middle = mosaic(*recalled_by_class(memory, labels))
+    widths = [min(max(0.4, picture.shape[1] / len(picture)), 2) for picture in (left, middle)] + [1.1]
+    height = 2.6
+    figure = new(height * sum(widths) + 0.8 + 0.14 * max(map(len, names)), height + 0.6)
+    figure.suptitle(title or describe(memory))
+    first, second, third = figure.subplots(1, 3, width_ratios=widths)
+    _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
+    _show(second, middle, f"recalled, {len(labels)} of {len(memory.class_names)} classes" if is_cut else "recalled")
+    _name(second.yaxis, len(middle), names)
+    draw_similarity(figure, third, memory, labels, "similarity of classes")
+    return figure
+
+
+def describe(memory: Memory) -> str:
+    name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
+    count = len(memory.addressing) * len(memory.class_names)
+    return f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images"
+
+
+def chosen(memory: Memory, query: Query, most: int = MOST_CLASSES) -> tuple[list[int], bool]:
+    """The labels to show, and whether classes were left out for want of room."""
+    labels = memory.labels(query).tolist()
+    return (labels[:most], len(labels) > most) if query is None else (labels, False)
+
+
+def _show(axes, picture: np.ndarray, title: str) -> None:
+    axes.imshow(picture, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    bare(axes, title)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _name(axis, length: int, names: list[str]) -> None:
+    """Names along an axis of so many pixels."""
+    side = (length + 1) / len(names)
+    long = axis.axis_name == "x" and max(map(len, names)) > 2
+    axis.set_ticks([side * (place + 0.5) - 1 for place in range(len(names))], names, rotation=90 if long else 0)
+
+
+def recalled_by_class(memory: Memory, labels: list[int], most: int = MOST_RECALLED) -> tuple[Tensor, int]:
+    """A few recalled images of each class as uint8 pictures, class after class; and how many a class."""
+    columns = min(len(memory.addressing), most)
+    some = memory.addressing[:columns].float()
+    images = recall(memory.bases.float(), some, memory.queries(labels), memory.image_shape[1:])
+    return stretched(memory.preprocess().undo(images)), columns
+
+
+def stretched(images: Tensor) -> Tensor:
+    """[N, C, H, W] as uint8 pictures, each from black to white over its own range."""
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    return _picture((images - low) / (high - low).clamp_min(1e-12))
+
+
+def pixels(memory: Memory, images: Tensor) -> Tensor:
+    """What a network sees -> uint8 pixels, by the memory's own preprocessing undone."""
+    return _picture(memory.preprocess().undo(images))
+
+
+def _picture(images: Tensor) -> Tensor:
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def mosaic(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:
+    """uint8 [N, C, H, W] -> one picture, [h, w] grey or [h, w, 3], images side by side in rows."""
+    count, channels, height, width = images.shape
+    if channels not in (1, 3):
+        raise RecollectError(f"images of {channels} channels cannot be shown as a picture: 1 or 3 can")
+    rows = -(-count // columns)
+    sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, channels), 255, np.uint8)
+    for number, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
+        top, left = number // columns * (height + gap), number % columns * (width + gap)
+        sheet[top : top + height, left : left + width] = image
+    return sheet[..., 0] if channels == 1 else sheet

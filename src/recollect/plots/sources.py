@@ -1,0 +1,271 @@
+"""What the paths given to `recollect plot` hold: memories, metrics, accuracies, a selection, an accuracy matrix.
+
+Files are read and checked here; nothing is drawn, and tensors are not loaded.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from recollect.errors import RecollectError
+from recollect.evaluate import Evaluation
+from recollect.files import read_json
+from recollect.header import read_header
+from recollect.runs import Run
+from recollect.select import FILE, Selection
+
+OURS, EVERYTHING = "memory", "all the data"  # names of evaluations
+OF_MEMORY = ("memory", "bases", "recalled", "similarity")  # names of figures
+OF_ACCURACY = ("number-of-bases", "inner-steps", "budget", "architectures")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One accuracy, and of what."""
+
+    name: str
+    """what the networks were trained on: "memory", or a baseline"""
+    dataset: str
+    config: dict[str, Any]
+    """of the distillation"""
+    network: str
+    on: str
+    """the split"""
+    mean: float
+    deviation: float
+    n: int
+    where: Path
+    """the file it is from"""
+    size: str = ""
+    protocol: str = ""
+    seconds: float | None = None
+
+    @property
+    def budget(self) -> str:
+        count = self.config.get("images_per_class", "?")
+        name = f"{count} image{'' if count == 1 else 's'} per class"
+        precision = self.config.get("precision", "float32")
+        return name if precision == "float32" else f"{name} ({precision})"
+
+    @property
+    def is_of_own_network(self) -> bool:
+        return self.network == self.config.get("network", self.network)
+
+    def number(self, setting: str) -> int:
+        """A whole number of the config."""
+        found = self.config.get(setting)
+        if type(found) is not int or found < 1:
+            raise RecollectError(f"{self.where} does not tell its {setting}: give the folder of the run")
+        return found
+
+
+@dataclass(frozen=True)
+class Source:
+    """One path, and what it holds."""
+
+    path: Path
+    memory: Path | None = None
+    run: Run | None = None
+    points: list[Measured] = field(default_factory=list)
+    selection: Path | None = None
+    matrix: list[list[float | None]] | None = None
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return metrics(self.run) if self.run else []
+
+    @cached_property
+    def is_asked_with_pictures(self) -> bool:
+        """Then it has no classes to recall by name."""
+        return self.memory is not None and bool(read_header(self.memory)[0].query)
+
+    @property
+    def gives(self) -> list[str]:
+        """The figures that can be drawn from it."""
+        found = (["bases"] if self.is_asked_with_pictures else list(OF_MEMORY)) if self.memory else []
+        found += ["curves"] if self.metrics else []
+        found += list(OF_ACCURACY) if self.points else []
+        found += ["selection"] if self.selection else []
+        return found + (["continual"] if self.matrix else [])
+
+    def check(self, figure: str) -> None:
+        """An error that says what it can give instead."""
+        if figure in self.gives:
+            return
+        why = ""
+        if figure in OF_ACCURACY and self.memory:
+            why = f"no accuracy was measured yet (recollect evaluate {self.path})"
+        elif figure == "curves" and self.memory and not self.run:
+            why = "a memory file has no curves, but the folder of its run does"
+        elif figure in OF_MEMORY and self.memory:
+            why = "it is asked with pictures, and not by the names of classes"
+        can = f"it can give {', '.join(self.gives)}" if self.gives else "it holds nothing to draw yet"
+        raise RecollectError(f"{self.path} cannot give the figure '{figure}': {'; '.join(filter(None, (why, can)))}")
+
+
+def read(path: Path) -> Source:
+    """What a path holds: a memory file, a JSON file, the folder of a run or of a selection."""
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix.lower() == ".json":
+        return _json(path)
+    read_header(path)  # refuses anything else
+    return Source(path, memory=path, points=of_memory(path))
+
+
+def _folder(path: Path) -> Source:
+    if (path / FILE).is_file():
+        return Source(path, selection=path / FILE, points=of_selection(path / FILE)[2])
+    run = Run(path)
+    matrix = next((found for file in sorted(path.glob("*.json")) if (found := _matrix_of(file))), None)
+    has_memory = run.memory_path.is_file()
+    if not (has_memory or matrix or run.config_path.is_file()):
+        raise RecollectError(
+            f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder"
+        )
+    memory = run.memory_path if has_memory else None
+    return Source(path, memory, run, of_memory(memory) if memory else [], matrix=matrix)
+
+
+def _json(path: Path) -> Source:
+    found = read_json(path)
+    if "matrix" in found:
+        return Source(path, matrix=checked_matrix(found["matrix"], path))
+    if {"field", "values", "results"} <= found.keys():
+        return Source(path, selection=path, points=of_selection(path)[2])
+    if "rows" in found:
+        memory = path.parent / Path(str(found.get("memory", "memory.safetensors"))).name
+        if not memory.is_file():
+            raise RecollectError(
+                f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run"
+            )
+        return Source(path, memory=memory, points=of_memory(memory, path))
+    if found and all(isinstance(each, dict) and {"config", "evaluation"} <= each.keys() for each in found.values()):
+        return Source(path, points=of_results(path, found))
+    raise RecollectError(
+        f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file"
+    )
+
+
+def metrics(run: Run) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, and the validation accuracies that memories on the way and at its end have recorded."""
+    lines = run.metrics()
+    for path in filter(Path.is_file, [*run.folder.glob("memory-*.safetensors"), run.memory_path]):
+        header, _ = read_header(path)
+        for entry in header.accuracy:
+            if entry.get("on") == "validation" and type(header.made.get("steps")) is int:
+                lines.append({"step": header.made["steps"], "validation": entry.get("mean")})
+    return sorted(lines, key=lambda line: line["step"])
+
+
+def of_memory(path: Path, evaluation: Path | None = None) -> list[Measured]:
+    """The accuracies of a memory file, its baselines too: from the evaluation beside it, else from its header."""
+    header, tensors = read_header(path)
+    config = header.made.get("config")
+    config = dict(config) if isinstance(config, dict) else {}
+    config["bases"] = tensors["bases"].shape[0]
+    config.setdefault("images_per_class", header.budget.get("images_per_class"))
+    rows, where = [entry | {"name": OURS} for entry in header.accuracy], path
+    beside = evaluation or Run(path.parent).evaluation_path
+    if beside.is_file():
+        found = read_json(beside)
+        if found.get("memory", "memory.safetensors") == path.name:
+            rows, where = _rows(found.get("rows"), beside), beside
+    return [_measured(row, header.dataset, config, where) for row in rows]
+
+
+def of_selection(path: Path) -> tuple[str, list[Any], list[Measured]]:
+    """The setting that a select.json varied, the values that have a result, and their accuracies."""
+    found = read_json(path)
+    varied, values, config, data = (found.get(name) for name in ("field", "values", "distill", "data"))
+    if not (isinstance(varied, str) and isinstance(values, list) and isinstance(config, dict)):
+        raise RecollectError(f"{path} is no selection of recollect: 'field', 'values' and 'distill' are expected")
+    results = _rows(found.get("results"), path)
+    if not results:
+        raise RecollectError(f"{path} has no result yet: finish it (recollect resume {path.parent})")
+    dataset = Path(str(data.get("name", ""))).stem if isinstance(data, dict) else ""
+    measured = [
+        _measured(result | {"name": OURS}, dataset or path.parent.name, config | {varied: value}, path)
+        for value, result in zip(values, results, strict=False)
+    ]
+    return varied, values[: len(measured)], measured
+
+
+def selection(path: Path) -> Selection:
+    """The same as `recollect.select` gave it."""
+    varied, values, measured = of_selection(path)
+    results = [
+        Evaluation(m.name, m.network, tuple(r["values"]), m.on, m.protocol, m.seconds or 0.0)
+        for m, r in zip(measured, read_json(path)["results"], strict=False)
+        if isinstance(r.get("values"), list) and r["values"] and all(map(is_number, r["values"]))
+    ]
+    if len(results) != len(values):
+        raise _damaged(path)
+    return Selection(varied, values, results)
+
+
+def of_results(path: Path, found: dict[str, Any]) -> list[Measured]:
+    """The results of an experiment: {name: {"config": ..., "evaluation": ..., "dataset": ...}}."""
+    measured = []
+    for result in found.values():
+        config, evaluation, dataset = result["config"], result["evaluation"], result.get("dataset", path.stem)
+        if not isinstance(config, dict) or not isinstance(evaluation, dict):
+            raise _damaged(path)
+        measured.append(_measured(evaluation | {"name": OURS}, str(dataset), config, path))
+    return measured
+
+
+def _rows(rows: object, path: Path) -> list[dict[str, Any]]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise _damaged(path)
+    return rows
+
+
+def _measured(row: dict[str, Any], dataset: str, config: dict[str, Any], where: Path) -> Measured:
+    mean, deviation, n, seconds = row.get("mean"), row.get("deviation", 0.0), row.get("n", 1), row.get("seconds")
+    if not (is_number(mean) and is_number(deviation) and is_number(n)):
+        raise _damaged(where)
+    return Measured(
+        name=str(row.get("name", "")),
+        dataset=dataset,
+        config=config,
+        network=str(row.get("network", "")),
+        on=str(row.get("on", "")),
+        mean=float(mean),
+        deviation=float(deviation),
+        n=int(n),
+        where=where,
+        size=str(row.get("size", "")),
+        protocol=str(row.get("protocol", "")),
+        seconds=float(seconds) if is_number(seconds) else None,
+    )
+
+
+def _damaged(path: Path) -> RecollectError:
+    return RecollectError(f"{path} has an accuracy without mean, deviation or n: evaluate again (recollect evaluate)")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A finite number; JSON may bring any other, and whole numbers that no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
+
+
+def _matrix_of(path: Path) -> list[list[float | None]] | None:
+    """The accuracy matrix of a JSON file, if it has one."""
+    try:
+        found = read_json(path)
+    except RecollectError:  # of somebody else
+        return None
+    return checked_matrix(found["matrix"], path) if "matrix" in found else None
+
+
+def checked_matrix(matrix: object, path: Path) -> list[list[float | None]]:
+    """Rows of percentages, filled up to one length by None: nothing is measured on tasks yet to come."""
+    rows = matrix if isinstance(matrix, list) and all(isinstance(row, list) for row in matrix) else []
+    values = [value for row in rows for value in row]
+    known = [value for value in values if is_number(value) and 0 <= value <= 100]
+    if not known or len(known) + values.count(None) != len(values):
+        raise RecollectError(f"{path}: 'matrix' is no accuracy matrix: rows of percentages are expected, a row a task")
+    length = max(map(len, rows))
+    return [[*row, *[None] * (length - len(row))] for row in rows]

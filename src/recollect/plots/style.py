@@ -1,0 +1,137 @@
+"""One style for every figure: sizes of a printed column, colours that colour-blind readers tell apart, words as they are.
+
+Figures are written here too, and the same figure is always the same bytes.
+"""
+
+import io
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from recollect.errors import RecollectError
+from recollect.files import write_atomically
+
+INK, QUIET, GRID, PAPER_WHITE = "#222222", "#767676", "#d9d9d9", "#ffffff"
+BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"  # of Okabe and Ito
+LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, INK)
+MARKERS = "osD^vP"  # a second way to tell lines apart
+ACCURACY, SIMILARITY = "cividis", "PuOr"  # colour maps: one way, and two ways from 0
+DARK = {INK: "#e4e6ea", QUIET: "#9aa1ab", GRID: "#3a4049", BLUE: "#56b4e9", PAPER_WHITE: "#14171c"}
+"""what the colours become on a dark page"""
+COLUMN, PAGE = 3.4, 7.0  # inches: one column of a printed page, and its whole width
+MOST_LETTERS = 14  # of a class name
+KINDS = ("png", "svg")
+
+STYLE: dict[Any, Any] = {
+    "font.size": 8,
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "figure.titlesize": 9,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.edgecolor": QUIET,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "errorbar.capsize": 2,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold a $
+    "figure.facecolor": PAPER_WHITE,
+    "savefig.facecolor": PAPER_WHITE,
+    "svg.hashsalt": "recollect",
+    "figure.constrained_layout.h_pad": 0.05,
+    "figure.constrained_layout.w_pad": 0.05,
+}
+
+P = ParamSpec("P")
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """A function that draws a figure, in this style."""
+
+    @wraps(draw)
+    def drawn(*arguments: P.args, **options: P.kwargs) -> Figure:
+        with matplotlib.rc_context(STYLE):
+            return draw(*arguments, **options)
+
+    return drawn
+
+
+def new(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> bytes:
+    """The figure as a PNG or SVG file."""
+    buffer = io.BytesIO()
+    metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():  # ticks are made while drawing
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks is shown as boxes
+        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=transparent)
+    return buffer.getvalue()
+
+
+def on_dark(svg: bytes) -> bytes:
+    """The same SVG for a dark page: its ink light, its blue lighter."""
+    for light, dark in DARK.items():
+        svg = svg.replace(light.encode(), dark.encode())
+    return svg
+
+
+def save(figure: Figure, path: Path) -> None:
+    """As PNG or SVG, by the path's ending; atomically."""
+    write_atomically(path, encoded(figure, kind_of(path)))
+
+
+def kind_of(path: Path) -> str:
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise RecollectError(
+            f"a figure cannot be written as '{path.name}': give a name that ends in .png or .svg (--out)"
+        )
+    return kind
+
+
+def short(name: str, most: int = MOST_LETTERS) -> str:
+    """A name as it fits beside a picture, every character of it one that can be drawn."""
+    name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def legend_name(name: str) -> str:
+    """matplotlib leaves out of a legend what begins with an underscore."""
+    return short(name, 72).lstrip("_") or "?"
+
+
+def bare(axes, title: str = "") -> None:
+    """One title, no frame, no tick marks: for pictures and maps, which hang from the same line."""
+    axes.set_title(title)
+    axes.set_anchor("N")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def at_values(axis, values: list[int]) -> None:
+    """Ticks at these values and nowhere else, written as plain numbers."""
+    axis.set_ticks(values, [f"{value:,}" for value in values])
+    axis.set_minor_locator(NullLocator())

@@ -1,0 +1,266 @@
+"""Trainings: a bounded queue, one worker, and a bounded number of results that are kept."""
+
+import logging
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from recollect.compose import Cancelled, Classifier, Composition
+from recollect.config import Recipe
+from recollect.data.images import Split
+from recollect.errors import RecollectError
+from recollect.studio.shelf import Choice, Missing, Shelf
+
+MOST_WAITING = 8  # trainings in the queue
+MOST_PER_CLIENT = 2  # of them, and of the one that runs
+MOST_KEPT = 32  # finished ones; the oldest is forgotten first
+MOST_SECONDS = 600.0  # of one training
+MOST_TESTED = 2000  # test images, so that testing takes seconds too
+
+State = Literal["waiting", "training", "testing", "done", "failed", "cancelled"]
+FINISHED = ("done", "failed", "cancelled")
+
+
+class Busy(RecollectError):
+    """There is no room for another training now."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to train."""
+
+    choices: tuple[Choice, ...]
+    network: str | None = None
+    """None: the first memory's"""
+    epochs: int | None = None
+    """None: the first memory's"""
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As a page orders it."""
+        classes = [f"{memory}:{label}" for memory, label in self.choices]
+        order = {"classes": classes, "network": self.network or "memory", "seed": self.seed}
+        return order if self.epochs is None else order | {"epochs": self.epochs}
+
+    def recipe(self, composition: Composition) -> Recipe:
+        recipe = composition.recipe
+        return replace(recipe, network=self.network or recipe.network, epochs=self.epochs or recipe.epochs)
+
+
+@dataclass
+class Job:
+    """One training: what was ordered, how far it is, and what came out."""
+
+    order: Order
+    client: str
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    """which nobody can guess: whoever has it may look, cancel and use the result"""
+    state: State = "waiting"
+    epochs: int = 0
+    """how many there will be"""
+    losses: list[float] = field(default_factory=list)
+    """one for each epoch that is done"""
+    error: str = ""
+    class_names: tuple[str, ...] = ()
+    images: int = 0
+    """that it is trained on"""
+    notice: str = ""
+    """what had to be done to bring the memories together"""
+    classifier: Classifier | None = None
+    test: dict[str, Any] | None = None
+    """accuracy and confusion matrix, or why there are none"""
+    seconds: float = 0.0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state in FINISHED
+
+    def to_json(self, known: int = 0) -> dict[str, Any]:
+        """For the page; of the losses only those after the first `known`."""
+        state, losses = self.state, self.losses[known:]  # the worker may go on meanwhile: the state comes first
+        return {
+            "id": self.id,
+            "state": state,
+            "epoch": known + len(losses),
+            "epochs": self.epochs,
+            "losses_from": known,
+            "losses": losses,
+            "error": self.error,
+            "class_names": list(self.class_names),
+            "images": self.images,
+            "notice": self.notice,
+            "seconds": round(self.seconds, 2),
+            "test": self.test if state == "done" else None,
+            "order": self.order.to_json(),
+            "draw": _draw(self.classifier) if state == "done" and self.classifier else None,
+        }
+
+
+def _draw(classifier: Classifier) -> dict[str, Any]:
+    """What a drawing should be like to look like the images: how many pixels high, and light on dark or dark on light."""
+    mean = classifier.preprocess.mean
+    return {"side": max(classifier.image_shape[1:]), "dark": sum(mean) / len(mean) < 0.5}
+
+
+class Jobs:
+    """The trainings of all clients. One at a time is worked on, by a thread of its own."""
+
+    def __init__(self, shelf: Shelf):
+        self.shelf = shelf
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._changed = threading.Condition()  # guards all of this
+        self._worker: threading.Thread | None = None
+        self._is_open = True
+
+    def add(self, order: Order, client: str) -> Job:
+        """Put a training in the queue, or say why not."""
+        with self._changed:
+            unfinished = [job for job in self._jobs.values() if not job.is_finished]
+            if sum(job.client == client for job in unfinished) >= MOST_PER_CLIENT:
+                raise Busy(f"you have {MOST_PER_CLIENT} trainings under way: wait for one, or cancel it")
+            if len(unfinished) > MOST_WAITING:
+                raise Busy("the queue is full: try again in a minute")
+            job = Job(order, client)
+            self._jobs[job.id] = job
+            self._forget()
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="trainings", daemon=True)
+                self._worker.start()
+            self._changed.notify_all()
+        return job
+
+    def _forget(self) -> None:
+        """The oldest of too many, and those without a result before the others."""
+        finished = sorted((job for job in self._jobs.values() if job.is_finished), key=lambda job: job.state == "done")
+        for old in finished[: max(0, len(finished) - MOST_KEPT)]:
+            del self._jobs[old.id]
+
+    def __getitem__(self, name: str) -> Job:
+        job = self._jobs.get(name)
+        if job is None:
+            raise Missing("there is no such training, or none any more: train again")
+        return job
+
+    def of(self, client: str) -> list[Job]:
+        """A client's trainings, the newest last."""
+        with self._changed:
+            return [job for job in self._jobs.values() if job.client == client]
+
+    def cancel(self, job: Job) -> None:
+        """At once, for all to see; the worker notices after the step it is in."""
+        with self._changed:
+            if not job.is_finished:
+                job.state, job.classifier = "cancelled", None
+
+    def close(self) -> None:
+        """Cancel everything, and let the worker end."""
+        for job in list(self._jobs.values()):
+            self.cancel(job)
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+        if self._worker:
+            self._worker.join(timeout=5)
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            self._run(job)
+
+    def _next(self) -> Job | None:
+        """Waits for the next training; nothing once the studio closes."""
+        with self._changed:
+            while self._is_open:
+                for job in self._jobs.values():
+                    if job.state == "waiting":
+                        return job
+                self._changed.wait()
+        return None
+
+    def _run(self, job: Job) -> None:
+        began = time.monotonic()
+        try:
+            self._train(job, began)
+            self._move(job, "done")
+        except Cancelled:
+            self._move(job, "cancelled")
+        except RecollectError as error:
+            self._move(job, "failed", str(error))
+        except Exception as error:
+            logging.getLogger(__name__).exception("a training failed")
+            self._move(job, "failed", f"the training failed: {type(error).__name__}")
+        job.seconds = time.monotonic() - began
+
+    def _move(self, job: Job, state: State, error: str = "") -> None:
+        """To another state, unless it was cancelled meanwhile."""
+        with self._changed:
+            if not job.is_finished:
+                job.error = error
+                job.state = state
+
+    def _train(self, job: Job, began: float) -> None:
+        composition = self.shelf.compose(job.order.choices)
+        recipe = job.order.recipe(composition)
+        job.class_names, job.notice, job.images = composition.class_names, composition.notice, len(composition.labels)
+        job.epochs = recipe.epochs
+        self._move(job, "training")
+
+        def progress(line: dict[str, Any]) -> None:
+            job.losses.append(line["loss"])
+            job.seconds = time.monotonic() - began
+
+        def cancelled() -> bool:
+            if time.monotonic() - began > MOST_SECONDS:
+                raise RecollectError(f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network")
+            return job.is_finished
+
+        job.classifier = composition.train(recipe, job.order.seed, "cpu", progress, cancelled)
+        if self.shelf.data:
+            self._move(job, "testing")
+            job.test = _tested(job.classifier, self.shelf)
+
+
+def _tested(classifier: Classifier, shelf: Shelf) -> dict[str, Any]:
+    """Accuracy and confusion matrix; where the datasets lack a class, in words why there are none."""
+    try:
+        split = classifier.split(*shelf.data)
+    except RecollectError as error:
+        return {"error": str(error)}
+    total = len(split)
+    chosen = _some(split)
+    counts = classifier.confusion(chosen)
+    accuracy = 100 * float(counts.trace()) / len(chosen)
+    return {"accuracy": accuracy, "confusion": counts.tolist(), "images": len(chosen), "of": total}
+
+
+def _some(split: Split) -> Split:
+    """At most so many images, the same ones each time."""
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
+    return split[order[:MOST_TESTED]]
+
+
+def python_lines(shelf: Shelf, order: Order) -> str:
+    """The Python that does the same as the page."""
+    parts = shelf.parts(order.choices)
+    recipe = shelf.compose(order.choices).recipe
+    entries = list({entry.number: entry for entry, _ in parts}.values())
+    names = {entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)}
+    chosen = [f"{names[entry.number]}[{', '.join(map(repr, classes.names))}]" for entry, classes in parts]
+    asked = {"network": order.network, "epochs": order.epochs}
+    changed = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, getattr(recipe, name))]
+    lines = [
+        *(["import dataclasses", ""] if changed else []),
+        "import recollect",
+        "",
+        *(f"{names[entry.number]} = recollect.Memory.load({str(entry.path)!r})" for entry in entries),
+        f"composition = recollect.compose([{', '.join(chosen)}])",
+        *([f"recipe = dataclasses.replace(composition.recipe, {', '.join(changed)})"] if changed else []),
+        f"classifier = composition.train({'recipe, ' if changed else ''}seed={order.seed}, device='cpu')",
+        "classifier.save('classifier.safetensors')",
+        "print(classifier.classify('picture.png'))",
+    ]
+    return "\n".join(lines) + "\n"

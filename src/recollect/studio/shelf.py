@@ -1,0 +1,200 @@
+"""The shelf: the memories that the studio was given, and what a browser needs to recall from them.
+
+Nothing else is ever read. Recall is linear and preprocessing is undone by an affine map, so a picture is a sum of K pictures:
+undo(sum_k v_k up(B_k)) = sum_k v_k L(B_k) + undo(0). The L(B_k) are made here once, and the browser mixes them.
+"""
+
+import io
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from recollect.compose import Composition, compose
+from recollect.data.images import Images
+from recollect.data.preprocess import Preprocess
+from recollect.errors import RecollectError
+from recollect.evaluate import memory_recipe
+from recollect.memory import Classes, Memory
+from recollect.memory import recall as recall_images
+
+OWN = Path("memories")  # the project's own, looked for where the studio is started
+MOST_NUMBERS = 2**25  # sent to a browser or recalled at once: 134 MB of floats
+
+Choice = tuple[int, int]
+"""a class: the number of its memory on the shelf, and its label there"""
+
+
+class Missing(RecollectError):
+    """Something that is not on the shelf."""
+
+
+@dataclass
+class Entry:
+    """A memory on the shelf."""
+
+    number: int
+    path: Path
+    memory: Memory
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_asked_with_labels(self) -> bool:
+        return not self.memory.header.query
+
+    def preprocess(self) -> Preprocess:
+        """Read once: a whitening matrix has 38 MB."""
+        if self.memory.fitted is None:
+            self.memory.fitted = self.memory.preprocess()
+        return self.memory.fitted
+
+    def pictures(self) -> Tensor:
+        """[K + 1, C, h, w]: what each base adds to a picture of pixels in 0..1; the last is the picture of no base at all.
+
+        Without whitening they have the size of the bases, and a mix of them is upsampled as a recall is.
+        """
+        with self.lock:
+            return self._pictures
+
+    @cached_property
+    def _pictures(self) -> Tensor:
+        preprocess, bases = self.preprocess(), self.memory.bases.float()
+        if preprocess.zca is not None:
+            self._check(len(bases) * math.prod(self.memory.image_shape))
+            each = torch.eye(len(bases))[None]  # the r = 1 addressing whose k-th query recalls base k
+            bases = recall_images(bases, each, torch.eye(len(bases)), self.memory.image_shape[1:])
+        self._check(bases.numel())
+        undone = preprocess.undo(torch.cat([bases, torch.zeros_like(bases[:1])]))
+        return torch.cat([undone[:-1] - undone[-1:], undone[-1:]])
+
+    def _check(self, numbers: int) -> None:
+        if numbers > MOST_NUMBERS:
+            raise RecollectError(f"{self.memory.name} is too large for a browser ({numbers:,} numbers): use Python")
+
+    def coefficients(self, label: int) -> Tensor:
+        """[r, K]: what a class is recalled with"""
+        return self.memory.coefficients([self.label(label)])[0]
+
+    def label(self, label: int) -> int:
+        if not 0 <= label < len(self.memory.class_names):
+            raise Missing(f"{self.memory.name} has no class {label}: it has 0 to {len(self.memory.class_names) - 1}")
+        return label
+
+    def recall(self, coefficients: Sequence[float]) -> bytes:
+        """The picture that these coefficients recall, as PNG."""
+        pictures = self.pictures()
+        if len(coefficients) != len(pictures) - 1:
+            raise RecollectError(f"{len(coefficients)} coefficients for {len(pictures) - 1} bases: give one for each")
+        mixing = torch.tensor([*coefficients, 1.0])[None, None]  # [r = 1, d_y = 1, K + 1]
+        image = recall_images(pictures, mixing, torch.ones(1, 1), self.memory.image_shape[1:])[0]
+        return png(to_pixels(image))
+
+    def to_json(self) -> dict[str, Any]:
+        memory, header = self.memory, self.memory.header
+        recipe = memory_recipe(memory)
+        return {
+            "id": self.number,
+            "name": memory.name,
+            "dataset": header.dataset,
+            "classes": list(memory.class_names) if self.is_asked_with_labels else [],
+            "asked_with": "labels" if self.is_asked_with_labels else "pictures",
+            "image_shape": list(memory.image_shape),
+            "bases": len(memory.bases),
+            "matrices": len(memory.addressing),
+            "numbers": memory.floats,
+            "bytes": memory.nbytes,
+            "budget": str(header.budget.get("name", "")),
+            "network": recipe.network,
+            "epochs": recipe.epochs,
+            "accuracy": _accuracy(header.accuracy),
+        }
+
+
+def _accuracy(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first measured mean of a header, which may say anything."""
+    for entry in entries:
+        mean, deviation, n = (entry.get(name) for name in ("mean", "deviation", "n"))
+        if isinstance(mean, int | float) and isinstance(deviation, int | float) and isinstance(n, int):
+            return {"mean": mean, "deviation": deviation, "n": n, "on": str(entry.get("on", ""))}
+    return None
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """All the memories, and the datasets to test classifiers on."""
+
+    entries: list[Entry]
+    problems: list[str]
+    """files of the project's own that cannot be read, in words"""
+    data: list[Images]
+
+    def __getitem__(self, number: int) -> Entry:
+        if not 0 <= number < len(self.entries):
+            raise Missing(f"there is no memory {number} on the shelf: it holds {len(self.entries)}")
+        return self.entries[number]
+
+    def parts(self, choices: Sequence[Choice]) -> list[tuple[Entry, Classes]]:
+        """Classes in the order they were picked, those of one memory together where they follow each other."""
+        found = []
+        for number, group in groupby(choices, key=lambda choice: choice[0]):
+            entry = self[number]
+            found.append((entry, entry.memory[[entry.label(label) for _, label in group]]))
+        return found
+
+    def compose(self, choices: Sequence[Choice]) -> Composition:
+        """The training set of some classes, unless it is too large for a server that others use too."""
+        parts = self.parts(choices)
+        images = max((len(entry.memory.addressing) for entry, _ in parts), default=0) * len(choices)
+        numbers = images * max((math.prod(entry.memory.image_shape) for entry, _ in parts), default=0)
+        if numbers > MOST_NUMBERS:
+            raise RecollectError(f"{images:,} images are too many to recall at once here: pick fewer classes")
+        for entry, _ in parts:
+            entry.preprocess()
+        return compose([classes for _, classes in parts])
+
+    def recalled(self, choices: Sequence[Choice]) -> bytes:
+        """The training set as .npz: images (as a network sees them), pixels (uint8), labels, class_names."""
+        composition, buffer = self.compose(choices), io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            images=composition.images.numpy(),
+            pixels=to_pixels(composition.preprocess.undo(composition.images)).numpy(),
+            labels=composition.labels.numpy(),
+            class_names=np.array(composition.class_names),
+        )
+        return buffer.getvalue()
+
+
+def stock(paths: Iterable[Path], data: Sequence[Images] = ()) -> Shelf:
+    """Load the memories that were given, and the project's own; of the latter a damaged one is told, and left out."""
+    found = {path.resolve(): (path, Memory.load(path)) for path in paths}
+    problems = []
+    for path in sorted(OWN.glob("*.safetensors")):
+        if path.resolve() not in found and not path.name.startswith("zca-"):
+            try:
+                found[path.resolve()] = (path, Memory.load(path))
+            except RecollectError as error:
+                problems.append(str(error))
+    entries = [Entry(number, path, memory) for number, (path, memory) in enumerate(found.values())]
+    return Shelf(entries, problems, list(data))
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def png(pixels: Tensor) -> bytes:
+    """uint8 [C, H, W], grey or in colour (of any other number of channels the first)"""
+    shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
+    buffer = io.BytesIO()
+    Image.fromarray(shown.numpy()).save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,122 @@
+"""A classifier from unlabelled pictures: what is recalled, whether it works, and what is refused."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from test_distill import CONFIG, toy
+from test_queries import ASKED
+
+from recollect import Memory, Recipe, RecollectError, distill
+from recollect.ask import ask, folders
+from recollect.cli import main
+from recollect.compose import Classifier
+
+TRAINED = replace(
+    ASKED,
+    outer_steps=150,
+    inner_steps=15,
+    inner_lr=0.1,
+    outer_lr=0.05,
+    init="unit",
+    encoder_lr=0.01,
+    network="mlp:width=16",
+)
+RECIPE = Recipe(network="mlp:width=16", epochs=60, lr=0.1)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Memory:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["recollect.distill"], "ENCODER", "mlp:width=8,depth=1")
+        return distill(toy(), TRAINED)
+
+
+def shots(label: int, count: int = 2) -> torch.Tensor:
+    test = toy().test
+    return test.images[test.labels == label][:count]
+
+
+def picture(folder: Path, label: int, number: int) -> Path:
+    path = folder / f"{number}.png"
+    Image.fromarray(shots(label, 3)[number, 0].numpy()).save(path)
+    return path
+
+
+def test_tells_apart_what_it_is_shown(memory):
+    asked = ask(memory, {"this": shots(0), "that": shots(2), "other": shots(1)})
+    assert asked.class_names == ("this", "that", "other")
+    assert asked.images.shape == (3 * 2 * 3, 1, 4, 4)
+    assert asked.labels.tolist() == [0] * 6 + [1] * 6 + [2] * 6
+    classifier = asked.train(RECIPE, device="cpu")
+    test = toy(200).train
+    answers = classifier.probabilities(test.images).argmax(1)
+    assert (answers == torch.tensor([0, 2, 1])[test.labels]).float().mean() > 0.7
+
+
+def test_pictures_by_folder(memory, tmp_path):
+    for label, name in enumerate(("b", "a")):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            picture(tmp_path / name, label, number)
+    (tmp_path / ".hidden").mkdir()
+    groups = folders([tmp_path])
+    assert list(groups) == ["a", "b"]
+    assert folders([tmp_path / "b", tmp_path / "a"]) == {"b": groups["b"], "a": groups["a"]}
+    found, expected = ask(memory, groups), ask(memory, {"a": shots(1), "b": shots(0)})
+    assert torch.equal(found.images, expected.images)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a" / "3.png")
+    found = ask(memory, folders([tmp_path]))
+    assert found.notice == "a: in colour, made grey; 8x8, made 4x4"
+    assert found.labels.bincount().tolist() == [9, 9]  # the smaller group's images are repeated
+
+
+def test_what_is_refused(memory, tmp_path):
+    with pytest.raises(RecollectError, match="group 'b' has 1 pictures, and toy was made for 2: give 2 or more"):
+        ask(memory, {"a": shots(0), "b": shots(1, 1)})
+    with pytest.raises(RecollectError, match="needs two groups of pictures or more, not 1"):
+        ask(memory, {"a": shots(0)})
+    with pytest.raises(RecollectError, match="toy is asked with labels, not with pictures"):
+        ask(distill(toy(), CONFIG), {"a": shots(0), "b": shots(1)})
+    with pytest.raises(RecollectError, match=r"the pixels are torch.float32 \[2, 1, 4, 4\]: give uint8 \[N, 1, 4, 4\]"):
+        ask(memory, {"a": shots(0).float(), "b": shots(1)})
+    with pytest.raises(RecollectError, match="nothing is not a folder"):
+        folders([tmp_path / "nothing"])
+    (tmp_path / "x" / "a").mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RecollectError, match="two folders are called 'a'"):
+        folders([tmp_path / "a", tmp_path / "x" / "a"])
+    (tmp_path / "a" / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "a" / "broken-too.png").write_bytes(b"no picture")
+    with pytest.raises(RecollectError, match="not a picture, or a damaged one"):
+        ask(memory, {"a": list((tmp_path / "a").iterdir()), "b": shots(1)})
+
+
+def test_command(memory, tmp_path, capsys):
+    memory.save(tmp_path / "toy.safetensors")
+    for label, name in enumerate(("bright above", "bright below")):
+        (tmp_path / "groups" / name).mkdir(parents=True)
+        for number in range(2):
+            picture(tmp_path / "groups" / name, 2 * label, number)
+    wanted = picture(tmp_path, 0, 2)
+    ask_it = [
+        "ask",
+        str(tmp_path / "toy.safetensors"),
+        str(tmp_path / "groups"),
+        "--network",
+        "mlp:width=16",
+        "--lr",
+        "0.1",
+    ]
+    assert main([*ask_it, "--save", str(tmp_path / "new.safetensors"), "--classify", str(wanted), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "mlp:width=16 trained on 12 recalled images" in printed
+    assert f"{wanted}: bright above, " in printed
+    assert Classifier.load(tmp_path / "new.safetensors").class_names == ("bright above", "bright below")
+    assert main(["info", str(tmp_path / "toy.safetensors")]) == 0
+    assert "190" in capsys.readouterr().out  # the encoder's numbers
+    assert main(["ask", str(tmp_path / "toy.safetensors"), str(tmp_path / "groups" / "bright above")]) == 2
+    assert "error: a classifier needs two groups of pictures" in capsys.readouterr().err

@@ -1,0 +1,731 @@
+"""Compose: training sets out of several memories, classifiers and their files, pictures, the command, the experiment."""
+
+import importlib.util
+import itertools
+import json
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSES, make_memory, toy_arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import recollect
+from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate
+from recollect.cli import main
+from recollect.compose import KEY, Cancelled, Source, only
+from recollect.data.preprocess import Zca
+
+ROOT = Path(__file__).parent.parent
+RECIPE = Recipe(network="mlp:width=8", epochs=5, batch=4, lr=0.05)
+
+
+def make(names=CLASSES, name="toy", matrices=3, preprocess: Preprocess | None = None, channels=1) -> Memory:
+    """A memory of `conftest`, called `name`, as if just distilled."""
+    memory = make_memory(channels, tuple(names), matrices=matrices)
+    fitted = preprocess or memory.preprocess()
+    header = replace(memory.header, preprocessing=fitted.to_json(), recipe=recollect.config.to_json(RECIPE))
+    memory = Memory(memory.bases, memory.addressing, header)
+    memory.fitted, memory.name = fitted, name
+    return memory
+
+
+def whitening(seed: int = 0) -> Preprocess:
+    generator = torch.Generator().manual_seed(seed)
+    root = torch.randn(64, 64, generator=generator) / 8
+    return Preprocess((0.5,), (0.25,), Zca(torch.randn(64, generator=generator), root @ root.T + torch.eye(64)))
+
+
+def make_images(names=CLASSES, name="toy", seed=0) -> Images:
+    """Random images, so that what is measured depends on every one of them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def split(count: int) -> Split:
+        pixels = torch.randint(256, (count, 1, 8, 8), generator=generator, dtype=torch.uint8)
+        return Split(pixels, torch.arange(count) % len(names))
+
+    return Images(name, split(30), split(20), split(40), tuple(names))
+
+
+@pytest.fixture(scope="module")
+def classifier() -> Classifier:
+    return compose([make(name="a")["cat", "frog"], make(["bus", "car"], "b")["car"]]).train()
+
+
+# --- classes of a memory ---------------------------------------------------------------------------------------------
+
+
+def test_classes_of_a_memory():
+    memory = make()
+    assert memory["cat"].names == ("cat",)
+    assert memory["frog", "cat"].labels == memory[2, 0].labels == memory[["frog", "cat"]].labels == (2, 0)
+    with pytest.raises(RecollectError, match="unknown class 'frgo': did you mean 'frog'"):
+        memory["frgo"]
+    with pytest.raises(RecollectError, match="label 3 is not one of"):
+        memory[3]
+    with pytest.raises(RecollectError, match="class 'cat' of toy is named twice"):
+        memory["cat", "dog", "cat"]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(memory)  # pyright: ignore
+
+
+def test_what_a_memory_is_called(tmp_path):
+    for path, name in {"pets.safetensors": "pets", "run/memory.safetensors": "run"}.items():
+        make().save(tmp_path / path)
+        memory = Memory.load(tmp_path / path)
+        assert memory.name == memory.with_accuracy({"mean": 1.0}).name == name
+    assert make_memory().name == "toy"
+
+
+# --- the training set ------------------------------------------------------------------------------------------------
+
+words = st.text("abx/-2", min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_composition_is_the_recalls_in_order(data):
+    """Every class has its own recall, in full, as often as any other class has images; names are never the same."""
+    names = st.lists(words, min_size=1, max_size=4, unique=True)
+    memories = [
+        make(data.draw(names), data.draw(words), data.draw(st.integers(1, 4)))
+        for _ in range(data.draw(st.integers(1, 3)))
+    ]
+    every = [(m, name) for m in memories for name in m.class_names]
+    picks = data.draw(st.lists(st.sampled_from(range(len(every))), min_size=min(2, len(every)), unique=True))
+    chosen = [every[pick] for pick in picks]
+    if len(chosen) < 2:
+        with pytest.raises(RecollectError, match="two classes or more"):
+            compose([memory[name] for memory, name in chosen])
+        return
+    found = compose([memory[name] for memory, name in chosen])
+    assert len(set(found.class_names)) == len(found.class_names) == len(chosen)
+    most = max(len(memory.addressing) for memory, _ in chosen)
+    assert found.labels.tolist() == [label for label in range(len(chosen)) for _ in range(most)]
+    for label, (memory, name) in enumerate(chosen):
+        images, _ = memory.recall(name)
+        assert torch.equal(found.images[found.labels == label], images.repeat(4, 1, 1, 1)[:most])
+        assert found.class_names[label].endswith(name)
+        assert found.sources[label].class_name == name
+        assert found.class_names[label] in (name, f"{found.sources[label].memory}/{name}")
+
+
+def test_clashes_are_resolved_by_naming_the_memory(tmp_path):
+    a, b = make(name="a"), make(["cat", "bus"], "b")
+    assert compose([a["cat", "dog"], b]).class_names == ("a/cat", "dog", "b/cat", "bus")
+    for folder in ("x", "y"):
+        a.save(tmp_path / folder / "pets.safetensors")
+    x, y = (Memory.load(tmp_path / folder / "pets.safetensors") for folder in ("x", "y"))
+    assert compose([x["cat"], y["cat"]]).class_names == ("pets/cat", "pets-2/cat")
+    assert compose([make(["a/cat"], "c"), a["cat"], b["cat"]]).class_names == ("c/a/cat", "a/cat", "b/cat")
+    with pytest.raises(RecollectError, match="class 'cat' of a is named twice"):
+        compose([a["cat"], a["dog", "cat"]])
+
+
+def test_a_whole_memory_stands_for_all_its_classes():
+    memory = make()
+    images, labels = memory.recall()
+    for found in (compose(memory), compose([memory]), compose(memory["cat", "dog", "frog"])):
+        assert torch.equal(found.images, images)
+        assert torch.equal(found.labels, labels)
+        assert found.class_names == CLASSES
+        assert found.recipe == RECIPE
+
+
+def test_other_means_are_brought_to_the_first_memorys():
+    """In pixels nothing changes: what a memory recalls looks the same, whichever mean and deviation it is seen with."""
+    first, other = make(name="a"), make(["bus"], "b", preprocess=Preprocess((0.1,), (0.7,)))
+    found = compose([first["cat"], other["bus"]])
+    assert found.preprocess == first.preprocess()
+    assert found.notice == "b brought to the mean and deviation of a"
+    seen, (images, _) = found.preprocess.undo(found.images[found.labels == 1]), other.recall("bus")
+    assert torch.allclose(seen, other.preprocess().undo(images), atol=1e-5)
+    assert compose([first["cat"], make(["bus"], "b")]).notice == ""
+
+
+def test_one_whitening_for_all():
+    memories = [make(name="a", preprocess=whitening()), make(["bus"], "b", preprocess=whitening())]
+    assert compose(memories).preprocess.zca is not None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        (
+            make(),
+            make(channels=3, name="b"),
+            "toy has images of 1x8x8, b of 3x8x8: compose memories of one image shape",
+        ),
+        (make(preprocess=whitening()), make(name="b"), r"toy is whitened \(ZCA\) and b is not: distil both with one"),
+        (make(), make(name="b", preprocess=whitening()), r"b is whitened \(ZCA\) and toy is not: distil both with one"),
+        (
+            make(preprocess=whitening(0)),
+            make(name="b", preprocess=whitening(1)),
+            r"toy and b are whitened differently \(zca-\w+.safetensors, zca-\w+.safetensors\): distil both with one",
+        ),
+    ],
+)
+def test_memories_that_do_not_go_together(a, b, message):
+    with pytest.raises(RecollectError, match=message) as caught:
+        compose([a["cat"], b["dog"]])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("parts", [[], [make()["cat"]], make()["dog"]], ids=["none", "one", "one without a list"])
+def test_too_few_classes(parts):
+    with pytest.raises(RecollectError, match="needs two classes or more"):
+        compose(parts)
+
+
+def test_a_memory_that_is_asked_with_pictures(monkeypatch):
+    from test_distill import toy
+    from test_queries import ASKED
+
+    monkeypatch.setattr(sys.modules["recollect.distill"], "ENCODER", "mlp:width=8,depth=1")
+    memory = recollect.distill(toy(), replace(ASKED, outer_steps=1))
+    for attempt in (lambda: memory[0, 1], lambda: compose(memory)):
+        with pytest.raises(RecollectError, match="asked with pictures, not with labels"):
+            attempt()
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_it_trains_as_an_evaluation_does():
+    """Of all classes of one memory, the classifier is the first network of its evaluation."""
+    memory, images = make(), make_images()
+    for seed in (0, 1):
+        expected = evaluate(memory, images, networks=1, seed=seed, device="cpu").values[0]
+        assert compose(memory).train(seed=seed, device="cpu").accuracy(images) == pytest.approx(expected)
+
+
+def test_progress_and_what_it_changes():
+    lines: list[dict] = []
+    composition = compose([make(name="a")["cat"], make(name="b")["dog"]])  # 6 images: two steps an epoch
+    watched = composition.train(progress=lines.append, cancelled=lambda: False)
+    assert [(line["epoch"], line["epochs"]) for line in lines] == [(epoch, 5) for epoch in range(1, 6)]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    alone = composition.train()
+    assert all(torch.equal(p, watched.params[name]) for name, p in alone.params.items())
+    assert not torch.equal(composition.train(seed=1).params["1.weight"], alone.params["1.weight"])
+    assert composition.train(replace(RECIPE, network="mlp:width=3")).params["1.weight"].shape == (3, 64)
+
+
+def test_cancelled():
+    asked, lines = itertools.count(1), []
+    with pytest.raises(Cancelled):
+        compose(make()).train(progress=lines.append, cancelled=lambda: next(asked) == 7)  # 9 images: 3 steps an epoch
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert next(asked) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lr": 1e30}, "the loss is not finite after 2 steps: give a lower lr than 1e.30"),
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"network": "mpl"}, "unknown network 'mpl': did you mean 'mlp'"),
+        ({"network": "custom mine"}, "a network given in Python .custom mine., .*--network convnet"),
+        ({"augment": "flp"}, "unknown augmentation 'flp'"),
+    ],
+)
+def test_recipes_that_cannot_be(change, message):
+    with pytest.raises(RecollectError, match=message):
+        compose(make()).train(replace(RECIPE, **change))
+
+
+def test_seeds_and_devices_that_cannot_be():
+    with pytest.raises(RecollectError, match="seed is -1"):
+        compose(make()).train(seed=-1)
+    with pytest.raises(RecollectError, match="unknown device 'gpu'"):
+        compose(make()).train(device="gpu")
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_probabilities(classifier, monkeypatch):
+    pixels = make_images().test.images
+    found = classifier.probabilities(pixels)
+    assert found.shape == (40, 3)
+    assert torch.allclose(found.sum(1), torch.ones(40))
+    assert torch.allclose(classifier.probabilities(classifier.preprocess(pixels)), found, atol=1e-6)
+    monkeypatch.setattr(sys.modules["recollect.compose"], "MOST_JUDGED", 7)
+    assert torch.allclose(classifier.probabilities(pixels), found, atol=1e-6)
+    assert classifier.probabilities(pixels[:0]).shape == (0, 3)
+    with pytest.raises(RecollectError, match=r"the images are \[40, 1, 8, 7\]: this classifier sees \[N, 1, 8, 8\]"):
+        classifier.probabilities(pixels[..., 1:])
+    with pytest.raises(RecollectError, match=r"the images are \[1, 8, 8\]"):
+        classifier.probabilities(pixels[0])
+    with pytest.raises(RecollectError, match=r"the images are torch.int64: give uint8 pixels"):
+        classifier.probabilities(pixels.long())
+
+
+def test_accuracy_and_confusion_count(classifier):
+    images = make_images(("frog", "car", "bus", "cat"))
+    by_hand = torch.zeros(3, 3, dtype=torch.long)
+    for image, label in zip(images.test.images, images.test.labels.tolist(), strict=True):
+        name = images.class_names[label]
+        if name != "bus":
+            by_hand[classifier.class_names.index(name), classifier.probabilities(image[None]).argmax()] += 1
+    assert torch.equal(classifier.confusion(images), by_hand)
+    assert by_hand.sum() == 30
+    assert classifier.accuracy(images) == pytest.approx(100 * int(by_hand.diag().sum()) / 30)
+    split = classifier.split(images, on="validation")
+    assert len(split) == 15
+    assert torch.equal(classifier.confusion(split).sum(1), split.labels.bincount())
+
+
+def test_a_class_is_tested_on_its_own_dataset():
+    """Of two datasets that both have cats, each memory's cats are those of its own; a third is asked where neither is."""
+    a, b = make(name="a"), make(["cat", "bus"], "b")
+    b = Memory(b.bases, b.addressing, replace(b.header, dataset="city"))
+    found = compose([a["cat"], b["cat", "bus"]]).train()
+    toy, city = make_images(), make_images(("bus", "cat"), "city", 1)
+    split = found.split(toy, city)
+    assert torch.equal(split.images[split.labels == 0], toy.test.images[toy.test.labels == 0])
+    assert torch.equal(split.images[split.labels == 1], city.test.images[city.test.labels == 1])
+    with pytest.raises(RecollectError, match="other has one class 'cat' for both a/cat and city/cat: give the data"):
+        found.split(make_images(("cat", "bus"), "other"))
+    with pytest.raises(RecollectError, match="unknown class of the test data 'bus': did you mean 'buss'"):
+        found.split(toy, make_images(("cat", "buss"), "city"))
+    wrong = Split(toy.test.images[..., 1:], toy.test.labels)
+    with pytest.raises(RecollectError, match="toy has images of 1x8x7: this classifier sees 1x8x8"):
+        found.split(replace(toy, train=wrong, test=wrong), city)
+
+
+def test_splits_that_cannot_be(classifier):
+    pixels = make_images().test.images
+    with pytest.raises(RecollectError, match="the labels go from 0 to 3: this classifier has 0 to 2"):
+        classifier.accuracy(Split(pixels, torch.arange(40) % 4))
+    with pytest.raises(RecollectError, match="no images to test"):
+        classifier.accuracy(Split(pixels[:0], torch.arange(0)))
+
+
+def test_only():
+    images = replace(make_images(("a", "b", "c", "d")), superclasses=(0, 0, 1, 1))
+    some = only(images, ["d", "b"])
+    assert (some.name, some.class_names, some.superclasses) == ("toy", ("d", "b"), (1, 0))
+    for part in ("train", "validation", "test"):
+        whole, kept = getattr(images, part), getattr(some, part)
+        for label, name in enumerate(some.class_names):
+            expected = whole.images[whole.labels == images.class_names.index(name)]
+            assert torch.equal(kept.images[kept.labels == label], expected)
+        assert set(kept.labels.tolist()) == {0, 1}
+    with pytest.raises(RecollectError, match="unknown class of toy 'e'"):
+        only(images, ["a", "e"])
+    with pytest.raises(RecollectError, match="class 'a' of toy is named twice"):
+        only(images, ["a", "a"])
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+def picture(mode: str, size=(8, 8)) -> Image.Image:
+    """A picture of random greys, whatever its mode."""
+    grey = Image.fromarray(np.random.default_rng(0).integers(0, 256, size[::-1], dtype=np.uint8))
+    if mode.startswith("I"):
+        return Image.fromarray(np.asarray(grey).astype(np.uint16) << 8)
+    return grey.convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "notice"),
+    [
+        *((mode, "") for mode in ("L", "LA", "I;16", "1")),
+        *((m, "in colour, made grey") for m in ("RGB", "RGBA", "CMYK")),
+    ],
+)
+def test_pictures_of_every_mode(classifier, tmp_path, mode, notice):
+    given = picture(mode)
+    pixels = torch.from_numpy(np.array(picture("1" if mode == "1" else "L").convert("L")))[None, None]
+    expected = classifier.probabilities(pixels)[0]
+    (answer,) = classifier.classify(given)
+    assert answer.notice == notice
+    assert torch.allclose(torch.tensor(list(answer.probabilities.values())), expected, atol=0.05)
+    assert answer.class_name == classifier.class_names[int(expected.argmax())]
+    assert answer.probability == max(answer.probabilities.values())
+    if mode != "CMYK":  # no PNG has that
+        given.save(tmp_path / "picture.png")
+        for same in classifier.classify([str(tmp_path / "picture.png"), tmp_path / "picture.png", given]):
+            assert same.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+            assert (same.class_name, same.notice) == (answer.class_name, answer.notice)
+
+
+def test_a_grey_picture_for_colour_memories(tmp_path):
+    found = compose(make(channels=3)).train()
+    (grey,), (colour,) = found.classify(picture("L")), found.classify(picture("RGB"))
+    assert grey == colour._replace(notice="grey, made RGB")
+    picture("P").save(tmp_path / "palette.gif")
+    assert found.classify(tmp_path / "palette.gif")[0].notice in ("", "grey, made RGB")
+
+
+def test_a_picture_is_resized(classifier):
+    (answer,) = classifier.classify(picture("RGB", (30, 20)))
+    assert answer.notice == "in colour, made grey; 30x20, made 8x8"
+    flat = Image.new("L", (50, 70), 128)
+    (large,), (small,) = classifier.classify(flat), classifier.classify(flat.resize((8, 8)))
+    assert large.probabilities == small.probabilities
+
+
+def test_pictures_that_cannot_be_read(classifier, tmp_path):
+    (tmp_path / "text.png").write_text("not a picture")
+    picture("L", (64, 64)).save(tmp_path / "whole.png")
+    (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:300])
+    for name in ("text.png", "half.png", "nowhere.png", "."):
+        with pytest.raises(RecollectError, match=r"not a picture, or a damaged one .*: give a PNG or JPEG file"):
+            classifier.classify(tmp_path / name)
+    with pytest.raises(RecollectError, match="the picture: not a picture of whole numbers"):
+        classifier.classify([picture("F")])
+    with pytest.raises(RecollectError, match="there is no picture"):
+        classifier.classify([])
+    two = compose(make(channels=2)).train()
+    with pytest.raises(RecollectError, match="has 1 or 3 channels, and this classifier sees 2"):
+        two.classify(picture("L"))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data):
+    names = data.draw(st.lists(st.text(max_size=6), min_size=2, max_size=4, unique=True))
+    network = data.draw(st.sampled_from(["mlp:width=4", "convnet:width=2,depth=1", "alexnet:width=1"]))
+    preprocess = data.draw(st.sampled_from([Preprocess((0.3,), (0.2,)), whitening()]))
+    path = tmp_path_factory.mktemp("saved") / "c.safetensors"
+    made = compose(make(names, data.draw(words), preprocess=preprocess)).train(
+        replace(RECIPE, network=network, epochs=1)
+    )
+    made.save(path)
+    found, pixels = Classifier.load(path), make_images().test.images
+    for name in ("recipe", "class_names", "image_shape", "sources", "seed"):
+        assert getattr(found, name) == getattr(made, name)
+    assert torch.equal(found.probabilities(pixels), made.probabilities(pixels))
+    found.save(path.with_name("again.safetensors"))
+    assert path.with_name("again.safetensors").read_bytes() == path.read_bytes()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_any_damage_is_one_clear_error(tmp_path_factory, classifier, data):
+    path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
+    classifier.save(path)
+    whole = bytearray(path.read_bytes())
+    end = data.draw(st.sampled_from([len(whole), 1400, 8, 0]) | st.integers(0, len(whole)))
+    for _ in range(data.draw(st.integers(0 if end < len(whole) else 1, 3))):
+        place = data.draw(st.integers(0, len(whole) - 1) | st.integers(0, 1400))  # the header, too
+        whole[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(whole[:end])
+    try:
+        found, said = Classifier.load(path), ""
+    except RecollectError as error:
+        found, said = None, str(error)
+    if found is None:
+        assert str(path) in said
+        assert "\n" not in said
+    else:  # a letter of a name, say
+        assert found.probabilities(make_images().test.images).shape == (40, 3)
+
+
+def rewritten(classifier: Classifier, path: Path, tensors: dict | None = None, **changes) -> Path:
+    """The classifier's file with another header, or other tensors."""
+    classifier.save(path)
+    data = path.read_bytes()
+    header = json.loads(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"][KEY])
+    save_file(load_file(path) if tensors is None else tensors, path, {KEY: json.dumps(header | changes)})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "has classifier format 2, and this recollect reads up to 1: pip install -U recollect"),
+        ({"format": "1"}, "its format is '1', not 1"),
+        ({"class_names": ["cat", "cat", "dog"]}, "its 'class_names' cannot be"),
+        ({"class_names": ["cat", "dog"]}, "its 'sources' cannot be"),
+        ({"class_names": "cat"}, "class_names cannot be 'cat'"),
+        ({"image_shape": [1, 8]}, "its 'image_shape' cannot be"),
+        ({"image_shape": [1, 8, -8]}, "its 'image_shape' cannot be"),
+        ({"image_shape": [1, 4, 8]}, "its tensors are not those of mlp:width=8"),
+        ({"image_shape": [1, 65536, 65536]}, "its tensors are not those of mlp:width=8"),
+        ({"sources": [["a", "b"]] * 3}, "its 'sources' cannot be"),
+        ({"checksum": "0"}, "do not match its checksum"),
+        ({"preprocessing": {"mean": [0.5]}}, "preprocessing .* is damaged"),
+        ({"preprocessing": {"mean": [0.5] * 3, "std": [1] * 3, "zca": None}}, "its preprocessing is not for its images"),
+        ({"preprocessing": {"mean": [0.5], "std": [1], "zca": {"file": "zca.safetensors"}}}, "whitening file zca.saf"),
+        ({"recipe": {}}, "recipe lacks the setting 'network'"),
+        ({"surprise": 1}, "unknown setting in .* 'surprise'"),
+    ],
+)  # fmt: skip
+def test_headers_that_cannot_be(classifier, tmp_path, changes, message):
+    with pytest.raises(RecollectError, match=message):
+        Classifier.load(rewritten(classifier, tmp_path / "c.safetensors", **changes))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("mlp:width=9", "its tensors are not those of mlp:width=9"),
+        ("mlp:width=999999999999", "its network is 'mlp:width=999999999999'"),
+        ("mlp:width=65536,depth=9", "its tensors are not those of"),  # 600 billion weights, never made
+        ("convnet:depth=999999999", "its network is"),
+        ("mpl", "unknown network 'mpl'"),
+        ("custom mine", "unknown network 'custom mine'"),
+    ],
+)
+def test_networks_that_cannot_be(classifier, tmp_path, network, message):
+    recipe = recollect.config.to_json(replace(RECIPE, network=network))
+    with pytest.raises(RecollectError, match=message):
+        Classifier.load(rewritten(classifier, tmp_path / "c.safetensors", recipe=recipe))
+
+
+def test_files_of_other_kinds(classifier, tmp_path):
+    path = tmp_path / "c.safetensors"
+    half = {name: p.half() for name, p in classifier.params.items()}
+    with pytest.raises(RecollectError, match=r"its tensor '1\.bias' is F16, not F32"):
+        Classifier.load(rewritten(classifier, path, half))
+    with pytest.raises(RecollectError, match="its tensors are not those of mlp:width=8"):
+        Classifier.load(rewritten(classifier, path, {"1.bias": classifier.params["1.bias"]}))
+    make().save(path)
+    with pytest.raises(RecollectError, match=r"damaged or not a classifier of recollect \(a memory\)"):
+        Classifier.load(path)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(RecollectError, match="without a classifier's header"):
+        Classifier.load(path)
+    with pytest.raises(RecollectError, match=r"nowhere\.safetensors does not exist"):
+        Classifier.load(tmp_path / "nowhere.safetensors")
+    classifier.save(path)
+    with pytest.raises(RecollectError, match="without recollect's header"):
+        Memory.load(path)
+
+
+def test_a_save_makes_its_folder_and_takes_the_whitening_along(tmp_path):
+    made = compose(make(preprocess=whitening())).train()
+    made.save(tmp_path / "below" / "c.safetensors")
+    assert len(list((tmp_path / "below").iterdir())) == 2
+    pixels = make_images().test.images
+    assert torch.equal(
+        Classifier.load(tmp_path / "below" / "c.safetensors").probabilities(pixels), made.probabilities(pixels)
+    )
+    next((tmp_path / "below").glob("zca-*")).unlink()
+    with pytest.raises(RecollectError, match=r"the whitening file zca-\w+.safetensors is not beside"):
+        Classifier.load(tmp_path / "below" / "c.safetensors")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    make(name="a").save(folder / "a.safetensors")
+    make(["bus", "a,b", "c:d"]).save(folder / "b.safetensors")
+    make().save(folder / "run" / "memory.safetensors")
+    make(channels=3).save(folder / "colour.safetensors")
+    make(preprocess=whitening()).save(folder / "white.safetensors")
+    make([str(number) for number in range(12)]).save(folder / "twelve.safetensors")
+    np.savez(folder / "toy.npz", **toy_arrays())
+    np.savez(folder / "twelve.npz", images=toy_arrays()["images"], labels=np.arange(60) % 12)
+    np.savez(folder / "colour.npz", **toy_arrays(3))
+    picture("RGB", (30, 20)).save(folder / "picture.png")
+    (folder / "text.png").write_text("no picture")
+    (folder / "text.safetensors").write_text("no memory")
+    return folder
+
+
+@pytest.fixture
+def call(files, tmp_path, monkeypatch, capsys):
+    """`recollect compose ...` in a folder with those files; returns what it wrote to stdout and stderr."""
+    monkeypatch.chdir(shutil.copytree(files, tmp_path / "here"))
+
+    def run(arguments: str, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        found = main(["compose", *shlex.split(arguments)])
+        out, err = capsys.readouterr()
+        assert found == code, err
+        return out, err
+
+    return run
+
+
+def test_the_command(call):
+    out, err = call("a.safetensors:cat,dog run:frog --test toy.npz --save c.safetensors --classify picture.png")
+    assert err.startswith("classifier: step 1/5  loss ")
+    assert out.startswith("mlp:width=8 trained on 9 recalled images\naccuracy ")
+    made = compose([Memory.load("a.safetensors")["cat", "dog"], Memory.load("run/memory.safetensors")["frog"]]).train()
+    images = recollect.load("toy.npz")
+    assert f"accuracy {made.accuracy(images):.1f} % of 12 images of the test split\n" in out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    assert rows == [[name, *map(str, row)] for name, row in zip(CLASSES, made.confusion(images).tolist(), strict=True)]
+    (answer,) = made.classify("picture.png")
+    assert out.endswith(
+        f"classifier  c.safetensors\npicture.png: {answer.class_name}, {100 * answer.probability:.1f} %  "
+        "[in colour, made grey; 30x20, made 8x8]\n"
+    )
+    loaded = Classifier.load("c.safetensors")
+    assert all(torch.equal(p, loaded.params[name]) for name, p in made.params.items())
+    assert loaded.sources[2] == Source("run", "toy", "frog")
+
+
+def test_recipe_and_quiet(call):
+    recipe = "--network mlp:width=3 --epochs 2 --batch 5 --lr 0.1 --momentum 0.5 --augment flip"
+    out, err = call(f"a.safetensors {recipe} --seed 4 --quiet --save c")
+    assert (out, err) == ("mlp:width=3 trained on 9 recalled images\nclassifier  c\n", "")
+    found = Classifier.load("c")
+    assert found.recipe == Recipe("mlp:width=3", 2, 5, 0.1, 0.5, "flip")
+    assert found.seed == 4
+
+
+def test_odd_names(call):
+    call("b.safetensors:a,b b.safetensors:c:d b.safetensors:bus --save c")
+    assert Classifier.load("c").class_names == ("a,b", "c:d", "bus")
+    shutil.copy("a.safetensors", "x:y.safetensors")
+    call("x:y.safetensors a.safetensors:cat --save d")
+    assert Classifier.load("d").class_names == ("x:y/cat", "dog", "frog", "a/cat")
+
+
+def test_many_classes_show_the_worst_mistakes(call):
+    out, _ = call("twelve.safetensors --test twelve.npz")
+    assert out.count("│\n") == 10
+    assert "true class" in out
+
+
+def test_other_splits_and_means(call):
+    other = make(["frog"], preprocess=Preprocess((0.1,), (0.7,)))
+    other.save("other.safetensors")
+    out, _ = call("a.safetensors:cat,dog other.safetensors:frog --test toy.npz --on validation")
+    assert "recalled images (other brought to the mean and deviation of a)\n" in out
+    assert "of 6 images of the validation split" in out
+
+
+MISTAKES = """
+                                                    | no memory named
+    a.safetensors:cat                               | two classes or more
+    a.safetensors:cat,dgo                           | unknown class 'dgo': did you mean 'dog'?
+    a.safetensors:cat,cat                           | class 'cat' of a is named twice
+    a.safetensors:cat a.safetensors:cat             | class 'cat' of a is named twice
+    a.safetensors:                                  | unknown class ''
+    nowhere.safetensors:cat                         | nowhere.safetensors does not exist
+    nowhere                                         | nowhere does not exist
+    text.safetensors:cat                            | text.safetensors is damaged or not a memory
+    a.safetensors colour.safetensors                | a has images of 1x8x8, colour of 3x8x8
+    a.safetensors white.safetensors                 | white is whitened (ZCA) and a is not
+    a.safetensors --test minst                      | unknown dataset 'minst'
+    a.safetensors --test colour.npz                 | colour has images of 3x8x8: this classifier sees 1x8x8
+    a.safetensors --test twelve.npz                 | unknown class of the test data 'cat'
+    a.safetensors run --test toy.npz                | toy has one class 'cat' for both a/cat and run/cat
+    a.safetensors --classify text.png               | text.png: not a picture, or a damaged one
+    a.safetensors --classify nowhere.png            | nowhere.png
+    a.safetensors --save b.safetensors              | b.safetensors already exists: give another name (--save)
+    a.safetensors --save text.png/c                 | cannot write text.png/c
+    a.safetensors --network mpl                     | unknown network 'mpl': did you mean 'mlp'?
+    a.safetensors --epochs 0                        | epochs is 0
+    a.safetensors --lr 1e30                         | the loss is not finite
+    a.safetensors --seed -1                         | seed is -1
+    a.safetensors --device gpu                      | unknown device 'gpu'
+"""
+
+
+@pytest.mark.parametrize(
+    "line", MISTAKES.strip("\n").splitlines(), ids=lambda line: " ".join(line.split("|")[0].split())
+)
+def test_mistakes_are_one_line(call, line):
+    arguments, _, expected = line.partition("|")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    _, err = call(f"{arguments} --quiet", code=2)
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert expected.strip() in err
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+
+
+# --- docs and experiment ---------------------------------------------------------------------------------------------
+
+
+def test_the_docs_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "compose.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(compile(snippet, "compose.md", "exec"), {})
+    assert float(re.search(r"([\d.]+) % of the test images", capsys.readouterr().out)[1]) > 70
+    commands = re.findall(r"^    (recollect .*)$", text, re.M)
+    assert len(commands) == 3
+    for command in commands:
+        assert main(shlex.split(command)[1:]) == 0
+    assert re.search(r"0000.png: (3|5|8), ", capsys.readouterr().out)
+    saved, composed = Classifier.load("3-5-8.safetensors"), Classifier.load("classifier.safetensors")
+    assert all(torch.equal(p, composed.params[name]) for name, p in saved.params.items())
+
+
+def test_figures_are_those_of_the_file():
+    text = (ROOT / "docs" / "compose.md").read_text()
+    found = json.loads((ROOT / "experiments" / "compose-digits.json").read_text())
+    for row in found["rows"].values():
+        assert f"| {row['mean']:.1f} ± {row['deviation']:.1f} |" in text
+        assert row["n"] == len(row["values"]) == 200
+    assert found["command"] in text.replace("\\\n      ", "")
+    assert {each["floats"] for each in found["distilled"].values()} == {312}
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    spec = importlib.util.spec_from_file_location("experiment", ROOT / "experiments" / "compose.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tasks_of_the_experiment(experiment):
+    images = make_images([str(number) for number in range(23)])
+    tasks = experiment.deal(images, 5, 0)
+    assert [len(task) for task in tasks] == [5] * 4
+    assert len({name for task in tasks for name in task}) == 20
+    assert tasks == experiment.deal(images, 5, 0) != experiment.deal(images, 5, 1)
+    drawn = experiment.draw(tasks, 3, 200, 0)
+    homes = [{place for place, task in enumerate(tasks) for name in names if name in task} for names in drawn]
+    assert all(len(home) == 3 for home in homes)
+    assert {name for names in drawn for name in names} == {name for task in tasks for name in task}
+    with pytest.raises(RecollectError, match="5-way tasks need 5 memories, and there are 4"):
+        experiment.draw(tasks, 5, 1, 0)
+
+
+def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
+    """Killed in the middle of a row, it goes on to the same values; nothing that was done is done again."""
+    tiny = "network=mlp:width=8 outer_steps=2 inner_steps=2 window=None bases=2 real_per_class=5"
+    options = f"digits --ways 2 --count 5 --group 2 --epochs 3 --full-epochs 1 --device cpu --set {tiny}"
+
+    def run(name: str) -> dict:
+        experiment.main(shlex.split(f"{options} --out {tmp_path / name}.json --memories {tmp_path / name}"))
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    whole = run("whole")
+    kinds = ("memories", "random real images", "all the data")
+    assert list(whole["rows"]) == [f"{ways}-way, {kind}" for ways in (2, 5) for kind in kinds]
+    assert {row["n"] for row in whole["rows"].values()} == {5}
+    assert len(whole["distilled"]) == 5
+
+    measure, steps = experiment.measure, itertools.count()
+    monkeypatch.setattr(experiment, "measure", lambda *rest: 1 / 0 if next(steps) == 4 else measure(*rest))
+    with pytest.raises(ZeroDivisionError):
+        run("part")
+    monkeypatch.setattr(experiment, "distilled", None)  # the memories are there
+    monkeypatch.setattr(experiment, "measure", measure)
+    part = run("part")
+    assert {key: row["values"] for key, row in part["rows"].items()} == {
+        k: r["values"] for k, r in whole["rows"].items()
+    }
+    assert capsys.readouterr().out.count("5-way, memories") == 2
+    options = options.replace("--full-epochs 1", "--full-epochs 2")
+    with pytest.raises(RecollectError, match="begun with other settings"):
+        run("part")

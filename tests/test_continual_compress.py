@@ -1,0 +1,322 @@
+"""Compress: a task's memory does not depend on which tasks were beside it, nor on the engine; the account of the buffer holds
+at every batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from recollect import Memory, RecollectError, fast, load
+from recollect.continual import compress
+from recollect.continual.compress import Compressor, memory_size, memory_sizes
+from recollect.continual.config import STREAMS, ContinualConfig
+from recollect.continual.learners import Compress, accuracy
+from recollect.continual.streams import Stream
+
+CONFIG = ContinualConfig(
+    tasks=3, per_task=25, buffer=12, network="mlp:width=6", bases=3, inner_steps=3, inner_lr=0.1, outer_per_batch=2,
+    init="unit", replay=6,
+)  # fmt: skip
+PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
+SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
+KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
+
+
+def distilled(images, config, tasks, device="cpu") -> list[Memory]:
+    stream = Stream(images, config, 1)
+    compressor = Compressor(stream, config, tasks, device)
+    for batches in zip(*(stream.task(task) for task in tasks), strict=True):
+        compressor.observe(batches)
+    return compressor.memories()
+
+
+def assert_close(one: Memory, other: Memory, **tolerance) -> None:
+    torch.testing.assert_close(one.bases, other.bases, **tolerance)
+    torch.testing.assert_close(one.addressing, other.addressing, **tolerance)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_paper_s_sizes():
+    grey, colour = (1, 28, 28), (3, 32, 32)
+    assert memory_size(STREAMS["rotations"], grey, 10, 10 * 784)[:2] == (24, 13)
+    assert memory_size(STREAMS["permutations"], grey, 10, 10 * 784)[:2] == (8, 19)
+    assert memory_size(STREAMS["cifar100"], colour, 5, 10 * 3072)[:2] == (24, 102)
+    assert memory_size(STREAMS["rotations"], grey, 10, 10 * 784).floats == 24 * 196 + 13 * 240 <= 7840
+
+
+def test_a_share_too_small_for_the_bases(toy_images):
+    with pytest.raises(
+        RecollectError, match=r"24 bases do not fit a task's share of 256 floats: at most 13 fit with one addressing"
+    ):
+        Compressor(Stream(toy_images, CONFIG), replace(CONFIG, bases=24), [0])
+    assert memory_size(replace(CONFIG, bases=13), (1, 8, 8), 3, 256).matrices == 1
+    with pytest.raises(RecollectError, match="not even one fits"):
+        memory_size(replace(CONFIG, downsample=1), (1, 8, 8), 3, 66)
+    with pytest.raises(RecollectError, match="a buffer of 2 images cannot serve 3 tasks"):
+        memory_sizes(Stream(toy_images, CONFIG), replace(CONFIG, buffer=2))
+    with pytest.raises(RecollectError, match="downsample is 9 for images of 8x8"):
+        memory_size(replace(CONFIG, downsample=9), (1, 8, 8), 3, 256)
+    assert memory_size(replace(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 * 2 // (5 * 16)
+
+
+# --- side by side --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """The engine of a GPU, its steps uncaptured, wherever an unroll is asked for."""
+
+    def switch() -> None:
+        compress._unroller.cache_clear()
+        init = compress.Unroller.__init__
+
+        def with_engine(self, network, device, compute="auto"):
+            init(self, network, device, compute)
+            self.engine = fast.fastest(network, device, compute)
+
+        monkeypatch.setattr(compress.Unroller, "__init__", with_engine)
+
+    yield switch
+    compress._unroller.cache_clear()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, kind, engine):
+    """To the byte, but for the rounding of a GPU's batched unroll."""
+    config = replace(KINDS[kind], networks_per_step=2, ema=0.5, clip_running=2.0)
+    together = distilled(toy_images, config, [0, 1, 2])
+    backwards = [distilled(toy_images, config, [task])[0] for task in (2, 1, 0)][::-1]
+    for one, other in zip(together, backwards, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+        assert one.header == other.header
+    assert not torch.allclose(together[0].bases, together[1].bases)
+    engine()
+    for one, other in zip(together, distilled(toy_images, config, [0, 1, 2]), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_the_engine_does_the_network_of_la_maml_too(toy_images, engine):
+    config = replace(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
+    expected = distilled(toy_images, config, [0, 1])
+    engine()
+    for one, other in zip(expected, distilled(toy_images, config, [0, 1]), strict=True):
+        assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_the_same_task_alone_is_the_same_to_the_byte(toy_images):
+    """In whatever order tasks are distilled, or in whatever process."""
+    first = distilled(toy_images, CONFIG, [1])[0]
+    distilled(toy_images, CONFIG, [2])
+    again = distilled(toy_images, CONFIG, [1])[0]
+    assert torch.equal(first.bases, again.bases)
+    assert torch.equal(first.addressing, again.addressing)
+
+
+def test_by_seed(toy_images):
+    memories = []
+    for seed in (0, 0, 1):
+        stream = Stream(toy_images, CONFIG, seed)
+        compressor = Compressor(stream, CONFIG, [0])
+        for batch in stream.task(0):
+            compressor.observe([batch])
+        memories += compressor.memories()
+    assert torch.equal(memories[0].bases, memories[1].bases)
+    assert not torch.equal(memories[0].bases, memories[2].bases)
+
+
+def test_tasks_that_are_not_alike_cannot_be_stacked(toy_images):
+    stream = Stream(toy_images, SPLIT, groups=[(0,), (1, 2)])
+    with pytest.raises(ValueError, match="the same numbers of classes and batches"):
+        Compressor(stream, SPLIT, [0, 1])
+
+
+def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path):
+    whole = distilled(toy_images, CONFIG, [0, 2])
+    stream = Stream(toy_images, CONFIG, 1)
+    begun = Compressor(stream, CONFIG, [0, 2])
+    tasks = [iter(stream.task(task)) for task in (0, 2)]
+    begun.observe([next(task) for task in tasks])
+    torch.save(begun.to_dict(), tmp_path / "state.pt")
+    stream = Stream(toy_images, CONFIG, 1)
+    resumed = Compressor(stream, CONFIG, [0, 2])
+    resumed.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    rest = [stream.task(task) for task in (0, 2)]
+    for task in rest:
+        task.skip(resumed.seen)
+    for batches in zip(*rest, strict=True):
+        resumed.observe(batches)
+    for one, other in zip(whole, resumed.memories(), strict=True):
+        assert torch.equal(one.bases, other.bases)
+    assert [line["samples"] for line in resumed.buffers[0].log] == [10, 12, 0]
+
+
+# --- the buffer ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
+    config = replace(KINDS[kind], outer_per_batch=1, inner_steps=1)
+    stream = Stream(toy_images, config, 1)
+    learner = Compress(stream, config)
+    total, image, memories = config.buffer * 64, 64, 0
+    for task in stream:
+        room = (total - memories) // image
+        assert room >= config.buffer - -(-config.buffer * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
+        for number, batch in enumerate(task):
+            learner.observe(batch)
+            samples = len(learner._compressor.reservoirs[0])
+            assert samples == min(room, 10 * number + len(batch.labels))
+            assert samples * image + memories <= total
+        learner.end_task()
+        memories += learner.memories[-1].floats
+        assert learner.buffer.memories == memories <= (task.number + 1) * total // stream.tasks
+        assert learner.buffer.log[-1]["samples"] == 0
+        assert all(line["sample_floats"] + line["memory_floats"] <= line["total"] for line in learner.buffer.log)
+
+
+def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):
+    stream = Stream(toy_images, CONFIG)
+    compressor = Compressor(stream, CONFIG, [0])
+    first, second, _ = stream.task(0)
+    images, labels = compressor._query([first])
+    assert images.shape == (1, 16, 1, 8, 8)  # always: 10 incoming and 6 of the reservoir, or the same again
+    assert labels.flatten().tolist() == [*first.labels.tolist(), *first.labels[:6].tolist()]
+    compressor.observe([first])
+    images, labels = compressor._query([second])
+    assert torch.equal(images[0, :10], second.images / 255)
+    known = {tuple(image.flatten().tolist()) for image in first.images}
+    replayed = {tuple((255 * image).round().int().flatten().tolist()) for image in images[0, 10:]}
+    assert replayed <= known
+    assert len(replayed) == 6
+
+
+def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):
+    stream = Stream(toy_images, SPLIT, groups=[(2,), (1, 0)])
+    compressor = Compressor(stream, SPLIT, [1])
+    batch = next(iter(stream.task(1)))
+    _, labels = compressor._query([batch])
+    assert labels[0, :10].tolist() == [{1: 0, 0: 1}[label] for label in batch.labels.tolist()]
+
+
+# --- the outer step ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_update_is_torch_s_own(toy_images, optimiser):
+    config = replace(CONFIG, outer_optimiser=optimiser, outer_lr=0.1, outer_momentum=0.7)
+    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
+    mine = [tensor.clone().requires_grad_() for tensor in compressor.learned]
+    kinds = {"sgd": torch.optim.SGD(mine, 0.1, 0.7), "adam": torch.optim.Adam(mine, 0.1, (0.7, 0.999))}
+    for _ in range(3):
+        for tensor in mine:
+            tensor.grad = torch.randn_like(tensor)
+        compressor._update([tensor.grad for tensor in mine])
+        kinds[optimiser].step()
+    for tensor, expected in zip(compressor.learned, mine, strict=True):
+        torch.testing.assert_close(tensor, expected.detach(), rtol=1e-4, atol=1e-5)
+    assert torch.equal(compressor.average[0], compressor.learned[0])
+
+
+def test_clipping_is_task_by_task(toy_images):
+    config = replace(CONFIG, clip_norm=1.0, outer_momentum=0.0, outer_lr=1.0)
+    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
+    before = [tensor.clone() for tensor in compressor.learned]
+    gradients = [torch.ones_like(tensor) for tensor in before]
+    gradients[0][1] *= 1e-3
+    gradients[1][1] *= 1e-3
+    compressor._update(gradients)
+    moved = [before[i] - compressor.learned[i] for i in range(2)]
+    norms = [torch.cat([m[task].flatten() for m in moved]).norm().item() for task in range(2)]
+    assert norms[0] == pytest.approx(1, rel=1e-4)
+    torch.testing.assert_close(moved[0][1], gradients[0][1], rtol=1e-3, atol=1e-6)
+
+
+def test_a_task_without_a_finite_gradient_waits_and_the_others_go_on(toy_images):
+    compressor = Compressor(Stream(toy_images, CONFIG), CONFIG, [0, 1])
+    before = [tensor.clone() for tensor in compressor.learned]
+    gradients = [torch.ones_like(tensor) for tensor in before]
+    gradients[1][0, 0, 0, 0] = torch.inf
+    compressor._update(gradients)
+    for tensor, old in zip(compressor.learned, before, strict=True):
+        assert torch.equal(tensor[0], old[0])
+        assert not torch.equal(tensor[1], old[1])
+    assert compressor.mean[0][0].abs().max() == 0
+    assert (compressor.taken.tolist(), compressor.skipped.tolist()) == ([0, 1], [1, 0])
+
+
+def test_a_hopeless_task_says_so(toy_images, monkeypatch):
+    monkeypatch.setattr(compress, "MOST_SKIPS", 2)
+    config = replace(CONFIG, inner_lr=1e6)
+    with pytest.raises(
+        RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
+    ):
+        distilled(toy_images, config, [1])
+
+
+def test_the_schedule(toy_images):
+    config = replace(CONFIG, outer_schedule="cosine", outer_lr=2.0)
+    compressor = Compressor(Stream(toy_images, config), config, [0])
+    assert compressor._rate() == 2.0
+    compressor.step = 3  # of 2 outer steps for each of 3 batches
+    assert compressor._rate() == pytest.approx(1.0)
+
+
+def test_augmentation(toy_images):
+    plain, flipped = (distilled(toy_images, replace(CONFIG, augment=a), [0])[0] for a in ("none", "flip+crop"))
+    assert not torch.equal(plain.bases, flipped.bases)
+    assert flipped.header.recipe["augment"] == "flip+crop"
+    with pytest.raises(RecollectError, match="unknown augmentation 'flop'"):
+        distilled(toy_images, replace(CONFIG, augment="flop"), [0])
+
+
+def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
+    config = replace(CONFIG, inner_per_class=2)
+    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
+    matrices = compressor.size.matrices
+    rows = compressor._start(0, 0).batches
+    assert rows.shape == (3, 6)
+    assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] and len(set(row.tolist())) == 6 for row in rows)
+    assert torch.equal(rows, compressor._start(0, 0).batches)
+    assert not torch.equal(rows, compressor._start(1, 0).batches)
+
+
+# --- the memory ----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_s_memory_is_a_memory(toy_images, tmp_path):
+    memory = distilled(toy_images, SPLIT, [1])[0]
+    memory.save(tmp_path / "memory.safetensors")
+    found = Memory.load(tmp_path / "memory.safetensors")
+    (label,) = Stream(toy_images, SPLIT, 1).task_classes[1]
+    assert found.class_names == (toy_images.class_names[label],)
+    assert found.header.dataset == "task 1 of 3 of toy (split)"
+    assert found.header.made["labels"] == [label]
+    assert found.recall()[0].shape == (len(found.addressing), 1, 8, 8)
+    assert found.floats <= found.header.budget["numbers"] == 4 * 64
+
+
+def test_it_is_trained_at_test_as_in_the_inner_loop():
+    recipe = compress.test_recipe(STREAMS["rotations"], 130, 10)
+    assert (recipe.network, recipe.epochs, recipe.batch, recipe.lr, recipe.momentum) == ("mlp", 150, 130, 0.01, 0.9)
+    recipe = compress.test_recipe(STREAMS["cifar100"], 510, 5)
+    assert (recipe.epochs, recipe.batch) == (38, 160)  # four steps a pass
+
+
+def test_it_learns():
+    """Permuted digits in one pass, in the floats of 40 of its 600 images."""
+    config = ContinualConfig(
+        kind="permutations", tasks=1, per_task=600, batch=50, buffer=40, preprocess="normalise", init="unit",
+        network="mlp:width=128,depth=1", bases=20, downsample=1, inner_steps=5, inner_lr=0.1, outer_per_batch=4,
+        outer_optimiser="adam", outer_lr=0.05, outer_momentum=0.9, replay=100,
+    )  # fmt: skip
+    stream = Stream(load("digits"), config)
+    nothing = Compress(stream, config, memories=Compressor(stream, config, [0]).memories())
+    learner = Compress(stream, config)
+    for batch in stream.task(0):
+        learner.observe(batch)
+    learner.end_task()
+    assert accuracy(learner, stream, 0) > 60
+    assert accuracy(learner, stream, 0, told=False) > 50  # the union of one memory, another fresh network
+    assert accuracy(nothing, stream, 0) < 40
