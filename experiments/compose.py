@@ -17,16 +17,16 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, load
-from recollect.compose import only
+from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import to_json
-from recollect.distill import Distiller, find_device, first_state, resolve, seeded, to_memory, training_split
+from recollect.distill import find_device, resolve, seeded, training_split
 from recollect.evaluate import _prepared, accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     images, device = load(given.data, root=given.root), find_device(given.device)
     config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(_setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
-    kind = resolve(config, only(images, tasks[0])).preprocess
+    kind = resolve(config, images.only(tasks[0])).preprocess
     preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
     settings = {name: value for name, value in vars(given).items() if name not in ("root", "out", "memories", "group")}
     found = _begun(given.out, settings, arguments)
@@ -147,11 +147,12 @@ def distil_all(
     memories = []
     for number, task in enumerate(tasks):
         path = folder / f"task-{number:02d}.safetensors"
-        of_task = only(images, task)
+        of_task = images.only(task)
         decided = replace(resolve(config, of_task), seed=config.seed + number)
         if not path.exists():
             began = time.perf_counter()
-            memory = distilled(of_task, decided, preprocess, f"task {number + 1} of {len(tasks)}")
+            told = partial(show, f"task {number + 1} of {len(tasks)}")
+            memory = distill(of_task, decided, preprocess=preprocess, progress=told)
             memory.save(path)
             minutes = (time.perf_counter() - began) / 60
             found["distilled"][path.name] = {"classes": task, "floats": memory.floats, "minutes": minutes}
@@ -164,15 +165,9 @@ def distil_all(
     return memories
 
 
-def distilled(images: Images, config: DistillConfig, preprocess: Preprocess, name: str) -> Memory:
-    """`recollect.distill` with a preprocessing that is given, not fitted."""
-    network = Network(config.network, images.shape, images.classes)
-    state, distiller = first_state(config, images), Distiller(images, config, preprocess, network)
-    while state.step < config.outer_steps:
-        line = distiller.step(state)
-        if line["step"] % 100 == 0:
-            print(name, line, flush=True)
-    return to_memory(state, images, config, preprocess)
+def show(name: str, line: dict[str, Any]) -> None:
+    if line["step"] % 100 == 0:
+        print(name, line, flush=True)
 
 
 # --- what networks are trained on and judged by ----------------------------------------------------------------------

@@ -849,3 +849,16 @@ def test_accuracy_table(capsys):
     title, *table = capsys.readouterr().out.splitlines()
     assert title.startswith("a title")
     assert [cell.strip() for cell in table[3].split("│")[1:-1]] == ["memory", "640 floats", "mlp", "55.0 ± 7.1", "2"]
+
+
+def test_some_classes_of_a_dataset(call, folder):
+    """Distilled, resumed and evaluated without naming them again."""
+    settings = "--network mlp:width=8 --bases 2 --inner-steps 2 --window None --outer-steps 2 --out run"
+    call(*f"distill digits --classes 7 3 {settings}".split())
+    assert Memory.load(folder / "run" / "memory.safetensors").class_names == ("7", "3")
+    call("resume", "run")
+    (folder / "run" / "memory.safetensors").rename(folder / "alone.safetensors")
+    out, _ = call(*"evaluate alone.safetensors --networks 1 --epochs 1 --no-baselines".split())
+    assert "mlp:width=8" in out
+    _, err = call(*"distill digits --classes seven --out other".split(), code=2)
+    assert "unknown class of digits 'seven'" in err

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate
 from recollect.cli import main
-from recollect.compose import KEY, Cancelled, Source, only
+from recollect.compose import KEY, Cancelled, Source
 from recollect.data.preprocess import Zca
 
 ROOT = Path(__file__).parent.parent
@@ -314,7 +314,7 @@ def test_splits_that_cannot_be(classifier):
 
 def test_only():
     images = replace(make_images(("a", "b", "c", "d")), superclasses=(0, 0, 1, 1))
-    some = only(images, ["d", "b"])
+    some = images.only(["d", "b"])
     assert (some.name, some.class_names, some.superclasses) == ("toy", ("d", "b"), (1, 0))
     for part in ("train", "validation", "test"):
         whole, kept = getattr(images, part), getattr(some, part)
@@ -323,9 +323,9 @@ def test_only():
             assert torch.equal(kept.images[kept.labels == label], expected)
         assert set(kept.labels.tolist()) == {0, 1}
     with pytest.raises(RecollectError, match="unknown class of toy 'e'"):
-        only(images, ["a", "e"])
+        images.only(["a", "e"])
     with pytest.raises(RecollectError, match="class 'a' of toy is named twice"):
-        only(images, ["a", "a"])
+        images.only(["a", "a"])
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
@@ -719,7 +719,7 @@ def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "measure", lambda *rest: 1 / 0 if next(steps) == 4 else measure(*rest))
     with pytest.raises(ZeroDivisionError):
         run("part")
-    monkeypatch.setattr(experiment, "distilled", None)  # the memories are there
+    monkeypatch.setattr(experiment, "distill", None)  # the memories are there
     monkeypatch.setattr(experiment, "measure", measure)
     part = run("part")
     assert {key: row["values"] for key, row in part["rows"].items()} == {

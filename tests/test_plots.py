@@ -161,8 +161,9 @@ def test_memory_figure(memory):
     similarity = right.get_images()[0].get_array()
     assert np.allclose(similarity, memory.similarity()[:shown, :shown])
     drawn(figure)
-    drawn(plots.recalled(memory))
-    drawn(plots.similarity(memory))
+    if len(names) < 20:
+        drawn(plots.recalled(memory))
+        drawn(plots.similarity(memory))
 
 
 # --- heat maps --------------------------------------------------------------------------------------------------------
@@ -580,7 +581,11 @@ def test_continual_matrices(tmp_path, capsys):
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"matrix": [[90.0], [80.0, 85.0], [70, 80, 95]]}))
     (tmp_path / "other.json").write_text("[]")
-    for given in (path, tmp_path):
+    seed = tmp_path / "run" / "seed-0"
+    seed.mkdir(parents=True)
+    shutil.copy(path, seed / "compress.json")
+    (seed / "a-rival.json").write_text('{"matrix": [[1]]}')
+    for given in (path, tmp_path, tmp_path / "run"):
         axes = plots.draw("continual", [given]).axes[0]
         assert "RA 81.7, LA 90.0, BTI −8.3" in axes.get_title()
     assert main(["plot", "continual", str(path), "--out", str(tmp_path / "matrix.svg")]) == 0

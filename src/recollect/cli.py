@@ -34,6 +34,8 @@ class Data:
     """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
     size: int | None = None
     """resize the images of a folder to this many pixels on each side"""
+    classes: tuple[str, ...] = ()
+    """names of the only classes to take. Default: all"""
 
 
 @dataclass(frozen=True)
@@ -238,7 +240,8 @@ class Continual:
     stream: Positional[
         Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]
     ]
-    """tasks to learn; the defaults of the settings below are the paper's for it. split: any dataset by its classes"""
+    """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The
+    defaults of the settings below are the paper's for it"""
     config: OmitArgPrefixes[ContinualConfig]
     learners: tuple[str, ...] = ()
     """compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress and gdumb"""

@@ -29,7 +29,7 @@ def _distill(command: cli.Distill) -> int:
     from recollect.data import load
 
     data = _spec(command.images)
-    images = load(data["name"], root=data["root"], size=data["size"])
+    images = load(**_how(data))
     folder = command.out or Path("runs") / f"{images.name}-{command.config.images_per_class}"
     return _run(images, command.config, folder, data, command.quiet, tensorboard=command.tensorboard)
 
@@ -118,7 +118,7 @@ def _resume(command: cli.Resume) -> int:
         raise RecollectError(
             f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
         )
-    images = load(data["name"], root=command.root or data.get("root"), size=data.get("size"))
+    images = load(**_how(data, root=command.root))
     if is_selection:
         chosen = {name: settings[name] for name in ("field", "values", "networks")}
         return _select_values(images, config, command.run, data, command.quiet, resume=True, **chosen)
@@ -194,9 +194,7 @@ def _images_of(name: str, memory: Path, command: cli.Evaluate):
         return load(command.data, root=command.root, size=command.size)
     known = Run(memory.parent).config["data"] if Run(memory.parent).config_path.exists() else {}
     try:
-        return load(
-            known.get("name", name), root=command.root or known.get("root"), size=command.size or known.get("size")
-        )
+        return load(**_how({"name": name, **known}, root=command.root, size=command.size))
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None
 
@@ -206,7 +204,7 @@ def _select(command: cli.Select) -> int:
     from recollect.data import load
 
     data = _spec(command.images)
-    images = load(data["name"], root=data["root"], size=data["size"])
+    images = load(**_how(data))
     folder = command.out or Path("runs") / f"select-{images.name}-{command.field}"
     values = [_parsed(command.config, command.field, text) for text in command.values]
     _at_least_one(command.networks)
@@ -445,7 +443,7 @@ def _show(command: cli.DataShow) -> int:
     from recollect.data import load
 
     data = _spec(command.images)
-    images = load(data["name"], root=data["root"], size=data["size"])
+    images = load(**_how(data))
     rows = [
         ("image", "x".join(map(str, images.shape))),
         ("classes", _class_names(images.class_names)),
@@ -483,7 +481,7 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
     from recollect.continual.run import run as run_stream
     from recollect.data import load
 
-    images = load(data["name"], root=data["root"], size=data["size"])
+    images = load(**_how(data))
     try:
         with show.progress(stream, quiet) as progress:
             results = run_stream(images, config, out=folder, name=stream, data=data, progress=progress, **how)
@@ -558,4 +556,12 @@ def _spec(data: cli.Data) -> dict[str, Any]:
     name = data.data
     if Path(name).exists():
         name = str(Path(name).resolve())
-    return {"name": name, "root": str(data.root.resolve()) if data.root else None, "size": data.size}
+    root = str(data.root.resolve()) if data.root else None
+    return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
+
+
+def _how(data: dict[str, Any], **instead: Any) -> dict[str, Any]:
+    """The arguments of `load` for what `_spec` wrote, with what is given instead."""
+    known = {name: data.get(name) for name in ("root", "size", "classes")}
+    known |= {name: value for name, value in instead.items() if value is not None}
+    return {"name_or_path": data["name"], **known, "classes": known["classes"] or ()}

@@ -202,27 +202,6 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
     raise RecollectError(f"{what}: distil both with one whitening, or without (--preprocess normalise)")
 
 
-def only(images: Images, class_names: Sequence[str]) -> Images:
-    """The images of some classes of a dataset, numbered in the order they are named in."""
-    for place, name in enumerate(class_names):
-        if name not in images.class_names:
-            raise unknown(f"class of {images.name}", name, images.class_names)
-        if name in class_names[:place]:
-            raise RecollectError(f"class '{name}' of {images.name} is named twice: name it once")
-    old = [images.class_names.index(name) for name in class_names]
-    number = torch.full((images.classes,), -1)
-    number[old] = torch.arange(len(old))
-
-    def of(split: Split) -> Split:
-        kept = split[number[split.labels] >= 0]
-        return Split(kept.images, number[kept.labels])
-
-    above = None if images.superclasses is None else tuple(images.superclasses[label] for label in old)
-    return Images(
-        images.name, of(images.train), of(images.validation), of(images.test), tuple(class_names), superclasses=above
-    )
-
-
 # --- a classifier ----------------------------------------------------------------------------------------------------
 
 

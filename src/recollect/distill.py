@@ -446,6 +446,7 @@ def distill(
     config: DistillConfig | None = None,
     *,
     network: Constructor | None = None,
+    preprocess: Preprocess | None = None,
     run: "Path | str | None" = None,
     resume: bool = False,
     data: dict[str, Any] | None = None,
@@ -458,6 +459,7 @@ def distill(
         images: what `recollect.load` gives. Only its training split is looked at.
         config: every choice; None is the preset `fast`.
         network: a function (image shape, classes) -> nn.Module, instead of the config's named network.
+        preprocess: how to prepare the images, where several memories are to share it; None fits it to the training images.
         run: a folder for config, metrics, checkpoints and the memory. Without it nothing is written.
         resume: continue the run in that folder, from its last checkpoint.
         data: how `images` were loaded, for the run's config.json, so that `recollect resume` can load them again.
@@ -471,7 +473,7 @@ def distill(
     net = Network(network or config.network, images.shape, ways or images.classes)
     split = training_split(images, config)
     if run is None:
-        preprocess = Preprocess.fit(split.images, config.preprocess, config.device)
+        preprocess = preprocess or Preprocess.fit(split.images, config.preprocess, config.device)
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
@@ -487,7 +489,7 @@ def distill(
     if saved:
         preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
     else:
-        preprocess = Preprocess.fit(split.images, config.preprocess, config.device)
+        preprocess = preprocess or Preprocess.fit(split.images, config.preprocess, config.device)
         preprocess.save_sidecar(folder.folder)
     state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
     _tell(distiller, say)

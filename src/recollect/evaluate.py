@@ -107,6 +107,8 @@ def evaluate(
         on: "test", or "validation" for anything that will be chosen by it.
         compute: precision of the arithmetic on a GPU: "tf32", "fp32" or "bf16"; "auto" is TF32.
     """
+    if set(memory.class_names) < set(images.class_names):
+        images = images.only(memory.class_names)
     if images.shape != memory.image_shape or images.class_names != memory.class_names:
         raise RecollectError(
             f"the memory is of {memory.header.dataset} ({len(memory.class_names)} classes of {list(memory.image_shape)}), "

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,8 +127,7 @@ def run(
     first, then = _jobs(setting, stream, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
     total = seeds * stream.tasks * len({*learners} | ({"compress"} if {*OURS} & {*learners} else set()))
     show = progress(total, total - sum(len(job.tasks) for job in (*first, *then))) if progress else _silent
-    for jobs in (first, then):
-        _perform(jobs, setting, workers, show)
+    _perform([first, then], setting, workers, show)
     return [_read(setting, seed, learner) for learner in learners for seed in range(seeds)]
 
 
@@ -195,7 +195,7 @@ def _groups(setting: Setting, seed: int, together: int) -> list[tuple[int, ...]]
 
 
 def _do(job: Job, setting: Setting, progress: Progress) -> None:
-    stream = Stream(setting.images, setting.config, job.seed)
+    stream = Stream(setting.images, setting.config, job.seed, device=setting.device)
     record = setting.folder(job.seed) / "stream.json"
     if not record.exists():
         write_json(record, stream.record())
@@ -297,20 +297,23 @@ def _read(setting: Setting, seed: int, learner: str) -> Result:
 _shared: "tuple[Setting, Any] | None" = None  # of a worker: what all jobs share, and the queue to report to
 
 
-def _perform(jobs: Sequence[Job], setting: Setting, workers: int, progress: Progress) -> None:
-    if workers == 1 or len(jobs) < 2:
-        for job in jobs:
+def _perform(phases: Sequence[Sequence[Job]], setting: Setting, workers: int, progress: Progress) -> None:
+    """All jobs of a phase before those of the next; within a phase in any order."""
+    most = min(workers, max(map(len, phases)))
+    if most <= 1:
+        for job in chain(*phases):
             _do(job, setting, progress)
         return
     context = multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(queue, progress), daemon=True)
     listener.start()
-    shared = pickle.dumps(setting), queue, max(1, torch.get_num_threads() // workers)
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), context, _begin_worker, shared)
+    shared = pickle.dumps(setting), queue, max(1, torch.get_num_threads() // most)
+    pool = ProcessPoolExecutor(most, context, _begin_worker, shared)
     try:
-        for future in as_completed([pool.submit(_do_there, job) for job in jobs]):
-            future.result()
+        for jobs in phases:
+            for future in as_completed([pool.submit(_do_there, job) for job in jobs]):
+                future.result()
     except BaseException:
         _stop(pool)
         raise

@@ -75,10 +75,16 @@ class Stream:
     Arguments:
         images: what `recollect.load` gives.
         groups: for a split, the classes of each task, instead of an order drawn by the seed.
+        device: where test images are built. Training images come from the processor's memory.
     """
 
     def __init__(
-        self, images: Images, config: ContinualConfig, seed: int = 0, groups: Sequence[Sequence[int]] | None = None
+        self,
+        images: Images,
+        config: ContinualConfig,
+        seed: int = 0,
+        groups: Sequence[Sequence[int]] | None = None,
+        device: str = "cpu",
     ):
         check(config)
         if seed < 0:
@@ -86,7 +92,8 @@ class Stream:
         self.config, self.seed, self.name = config, seed, images.name
         self.shape, self.classes, self.class_names = images.shape, images.classes, images.class_names
         self._train = images.train + images.validation if config.use_validation else images.train
-        self._judged = images.validation if config.on == "validation" else images.test
+        judged = images.validation if config.on == "validation" else images.test
+        self._judged = Split(judged.images.to(device), judged.labels)
         self.preprocess = _preprocess(config, images)
         self.task_classes = self._task_classes(groups)
         """for each task the labels that it has"""
@@ -127,8 +134,9 @@ class Stream:
 
     def test(self, number: int) -> Split:
         """What a task is judged by, as often as anyone likes."""
-        split = self._judged[_of(self._judged.labels, self.task_classes[number])]
-        return Split(self._look(split.images, number), split.labels)
+        rows = _of(self._judged.labels, self.task_classes[number])
+        images = self._judged.images[rows.to(self._judged.images.device)]
+        return Split(self._look(images, number), self._judged.labels[rows])
 
     def record(self) -> dict[str, Any]:
         """Everything that was drawn, for the run's folder."""
@@ -186,7 +194,7 @@ class Stream:
         if not self._gathers:
             return images
         flat = F.pad(images.flatten(2), (0, 1))  # black, for pixels from outside
-        return flat.index_select(2, self._gathers[number]).view_as(images)
+        return flat.index_select(2, self._gathers[number].to(flat.device)).view_as(images)
 
     def _count(self, number: int) -> int:
         there = len(_of(self._train.labels, self.task_classes[number]))

@@ -78,7 +78,13 @@ NAMED: dict[str, Named] = {
 }
 
 
-def load(name_or_path: str | Path, root: str | Path | None = None, size: int | None = None, seed: int = 0) -> Images:
+def load(
+    name_or_path: str | Path,
+    root: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    classes: Sequence[str] = (),
+) -> Images:
     """Read a dataset.
 
     Arguments:
@@ -87,6 +93,7 @@ def load(name_or_path: str | Path, root: str | Path | None = None, size: int | N
         root: where the files of named datasets lie; $RECOLLECT_DATA, or else the user's cache folder.
         size: resize every image to size x size.
         seed: of the split, where the dataset does not bring its own validation or test images.
+        classes: names of the only classes to take, in this order. Default: all.
 
     Returns:
         Images, with a stratified tenth of the training data held out for validation.
@@ -96,7 +103,8 @@ def load(name_or_path: str | Path, root: str | Path | None = None, size: int | N
     name, parts = _read(name_or_path, root, size)
     if size is not None:
         parts = replace(parts, splits={part: _resized(split, size) for part, split in parts.splits.items()})
-    return make_images(name, parts, seed)
+    images = make_images(name, parts, seed)
+    return images.only(classes) if classes else images
 
 
 def data_root(root: str | Path | None = None) -> Path:

@@ -3,7 +3,7 @@
 A reader returns Parts; `make_images` checks them and adds what the dataset does not bring along.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from recollect.errors import RecollectError
+from recollect.errors import RecollectError, unknown
 
 VALIDATION_SHARE = 0.1  # of the training data: the only images anything is ever chosen on
 TEST_SHARE = 0.2  # where a dataset has no test set of its own
@@ -74,6 +74,24 @@ class Images:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    def only(self, class_names: Sequence[str]) -> "Images":
+        """The images of some classes, numbered in the order they are named in."""
+        for place, name in enumerate(class_names):
+            if name not in self.class_names:
+                raise unknown(f"class of {self.name}", name, self.class_names)
+            if name in class_names[:place]:
+                raise RecollectError(f"class '{name}' of {self.name} is named twice: name it once")
+        old = [self.class_names.index(name) for name in class_names]
+        number = torch.full((self.classes,), -1)
+        number[old] = torch.arange(len(old))
+
+        def of(split: Split) -> Split:
+            kept = split[number[split.labels] >= 0]
+            return Split(kept.images, number[kept.labels])
+
+        above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
+        return Images(self.name, of(self.train), of(self.validation), of(self.test), tuple(class_names), above)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

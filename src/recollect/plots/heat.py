@@ -98,9 +98,11 @@ def _in_cell(axes, place: tuple[int, int], text: str, limits: tuple[float, float
 
 @styled
 def accuracy_matrix(matrix: Sequence[Sequence[float | None]], title: str = "") -> Figure:
-    """R[i, t], accuracy on task t after task i, in percent; None where it was not measured (tasks yet to come)."""
-    table = np.array([[np.nan if value is None else value for value in row] for row in matrix], dtype=float)
-    rows, columns = table.shape
+    """R[i, t], accuracy on task t after task i, in percent; None, or a shorter row, where it was not measured."""
+    rows, columns = len(matrix), max(map(len, matrix))
+    table = np.full((rows, columns), np.nan)
+    for number, row in enumerate(matrix):
+        table[number, : len(row)] = [np.nan if value is None else value for value in row]
     in_cells = columns <= 10
     side = COLUMN if columns <= 20 else min(PAGE, COLUMN + 0.03 * columns)
     figure = new(side, side * 0.92)

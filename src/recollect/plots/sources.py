@@ -118,7 +118,7 @@ def _folder(path: Path) -> Source:
     if (path / FILE).is_file():
         return Source(path, selection=path / FILE, points=of_selection(path / FILE)[2])
     run = Run(path)
-    matrix = next((found for file in sorted(path.glob("*.json")) if (found := _matrix_of(file))), None)
+    matrix = next((found for file in _results_of(path) if (found := _matrix_of(file))), None)
     has_memory = run.memory_path.is_file()
     if not (has_memory or matrix or run.config_path.is_file()):
         raise RecollectError(
@@ -251,6 +251,15 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
+def _results_of(folder: Path) -> list[Path]:
+    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its rivals'."""
+    return [
+        *sorted(folder.glob("*.json")),
+        *sorted(folder.glob("seed-*/compress.json")),
+        *sorted(folder.glob("seed-*/*.json")),
+    ]
+
+
 def _matrix_of(path: Path) -> list[list[float | None]] | None:
     """The accuracy matrix of a JSON file, if it has one."""
     try:
@@ -261,11 +270,10 @@ def _matrix_of(path: Path) -> list[list[float | None]] | None:
 
 
 def checked_matrix(matrix: object, path: Path) -> list[list[float | None]]:
-    """Rows of percentages, filled up to one length by None: nothing is measured on tasks yet to come."""
+    """Rows of percentages; None, or a shorter row, where nothing was measured."""
     rows = matrix if isinstance(matrix, list) and all(isinstance(row, list) for row in matrix) else []
     values = [value for row in rows for value in row]
     known = [value for value in values if is_number(value) and 0 <= value <= 100]
     if not known or len(known) + values.count(None) != len(values):
         raise RecollectError(f"{path}: 'matrix' is no accuracy matrix: rows of percentages are expected, a row a task")
-    length = max(map(len, rows))
-    return [[*row, *[None] * (length - len(row))] for row in rows]
+    return rows

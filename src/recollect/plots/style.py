@@ -12,6 +12,7 @@ from typing import Any, ParamSpec
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import NullLocator
 
 from recollect.errors import RecollectError
@@ -25,6 +26,7 @@ ACCURACY, SIMILARITY = "cividis", "PuOr"  # colour maps: one way, and two ways f
 DARK = {INK: "#e4e6ea", QUIET: "#9aa1ab", GRID: "#3a4049", BLUE: "#56b4e9", PAPER_WHITE: "#14171c"}
 """what the colours become on a dark page"""
 COLUMN, PAGE = 3.4, 7.0  # inches: one column of a printed page, and its whole width
+DPI = 200  # of a PNG
 MOST_LETTERS = 14  # of a class name
 KINDS = ("png", "svg")
 
@@ -78,7 +80,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> bytes:
@@ -87,8 +89,20 @@ def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> byt
     metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():  # ticks are made while drawing
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks is shown as boxes
-        figure.savefig(buffer, format=kind, dpi=200, metadata=metadata, transparent=transparent)
+        _settle(figure)
+        figure.savefig(buffer, format=kind, dpi=DPI, metadata=metadata, transparent=transparent)
     return buffer.getvalue()
+
+
+def _settle(figure: Figure) -> None:
+    """Lay it out, to a millionth of its size: the solver's last digits depend on where in memory things lie."""
+    if not isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        return
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(length, 6) for length in axes.get_position(original=True).bounds)
+        axes.set_position((left, bottom, width, height))
 
 
 def on_dark(svg: bytes) -> bytes:

@@ -135,10 +135,10 @@ def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
 
 def _errors(app: FastAPI) -> None:
     """Whatever goes wrong is answered with one line."""
-    statuses = {Missing: 404, Busy: 429, RecollectError: 400}
+    statuses: dict[type, int] = {Missing: 404, Busy: 429}
 
     async def refused(_: Request, error: Exception) -> JSONResponse:
-        return problem(statuses[type(error)] if type(error) in statuses else 400, str(error))
+        return problem(statuses.get(type(error), 400), str(error))
 
     async def invalid(_: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": "not understood"}
@@ -336,16 +336,23 @@ def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at this address; port 0 is any that is free."""
+    if not 0 <= port < 2**16:
+        raise RecollectError(f"port {port} does not exist: give another --port, up to {2**16 - 1}")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise RecollectError(f"cannot listen at {host}, port {port} ({why}): give another --port or --host") from None
 
 
 def server(app: FastAPI) -> uvicorn.Server:
     """With limits of its own: connections, and seconds that open streams may delay an end."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, limit_concurrency=128, timeout_graceful_shutdown=1, server_header=False
+        app,
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=128,
+        timeout_graceful_shutdown=1,
+        server_header=False,
     )
     return uvicorn.Server(config)

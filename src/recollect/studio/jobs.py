@@ -215,7 +215,9 @@ class Jobs:
 
         def cancelled() -> bool:
             if time.monotonic() - began > MOST_SECONDS:
-                raise RecollectError(f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network")
+                raise RecollectError(
+                    f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network"
+                )
             return job.is_finished
 
         job.classifier = composition.train(recipe, job.order.seed, "cpu", progress, cancelled)
@@ -248,7 +250,9 @@ def python_lines(shelf: Shelf, order: Order) -> str:
     parts = shelf.parts(order.choices)
     recipe = shelf.compose(order.choices).recipe
     entries = list({entry.number: entry for entry, _ in parts}.values())
-    names = {entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)}
+    names = {
+        entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)
+    }
     chosen = [f"{names[entry.number]}[{', '.join(map(repr, classes.names))}]" for entry, classes in parts]
     asked = {"network": order.network, "epochs": order.epochs}
     changed = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, getattr(recipe, name))]

@@ -86,25 +86,27 @@ function show(number) {
 function showSliders() {
   const K = shape[0] - 1;
   const heaviest = Array.from(coefficients.keys()).sort((a, b) => Math.abs(coefficients[b]) - Math.abs(coefficients[a]));
-  const shown = heaviest.slice(0, MOST_SLIDERS).sort((a, b) => a - b);
+  const moved = heaviest.slice(0, MOST_SLIDERS).sort((a, b) => a - b);
   $("mixer-note").textContent = memory.classes.length === 0
     ? "This memory is asked with pictures (recollect ask): here is the mean of its bases."
     : K > MOST_SLIDERS ? `The ${MOST_SLIDERS} bases that weigh most here, of ${K}.` : `${count(K, "base")}, each with its coefficient.`;
   const range = 2 * Math.max(...recalls.map((each) => each.reduce((most, v) => Math.max(most, Math.abs(v)), 0))) || 1;
-  $("sliders").replaceChildren(...shown.map((k) => slider(k, range)));
+  $("sliders").replaceChildren(...moved.map((k) => slider(k, range)));
 }
+
+const shown = (value) => (Math.round(100 * value) / 100 + 0).toFixed(2); // never -0.00
 
 function slider(k, range) {
   const size = shape.slice(1).reduce((a, b) => a * b, 1);
   const canvas = el("canvas", { className: "pixels" });
   paint(canvas, stretched(pictures.slice(k * size, (k + 1) * size)), shape.slice(1));
-  const output = el("output", {}, coefficients[k].toFixed(2));
+  const output = el("output", {}, shown(coefficients[k]));
   const input = el("input", { type: "range", min: -range, max: range, step: "any", aria: { label: `coefficient of base ${k + 1}` } });
   input.value = coefficients[k];
   input.setAttribute("aria-valuetext", output.value);
   input.addEventListener("input", () => {
     coefficients[k] = Number(input.value);
-    output.value = coefficients[k].toFixed(2);
+    output.value = shown(coefficients[k]);
     input.setAttribute("aria-valuetext", output.value);
     redraw();
   });

@@ -63,7 +63,7 @@ function stroke(event) {
 function end() {
   if (!ink) return;
   ink = null;
-  fitted().toBlob(classify, "image/png");
+  fitted().toBlob((blob) => classify(blob, true), "image/png");
 }
 
 /** The drawing, cut to what is drawn: images of a dataset fill their frame too. */
@@ -93,14 +93,14 @@ function upload(file) {
   else classify(file);
 }
 
-async function classify(blob) {
+async function classify(blob, isDrawn = false) {
   const mine = ++turn;
   problem($("try-problem"), null);
   $("answer").setAttribute("aria-busy", true);
   try {
     const options = { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: blob };
     const answer = await askJson(`/api/trainings/${job.id}/classify`, options);
-    if (mine === turn) show(answer);
+    if (mine === turn) show(answer, isDrawn);
   } catch (error) {
     if (mine !== turn) return;
     $("answer").replaceChildren();
@@ -110,15 +110,18 @@ async function classify(blob) {
   }
 }
 
-function show(answer) {
+function show(answer, isDrawn) {
   const rows = job.class_names.map((name, i) => [name, answer.probabilities[i]]).sort((a, b) => b[1] - a[1]).slice(0, MOST_SHOWN);
   const bars = rows.map(([name, share]) => {
-    const percent = `${(100 * share).toFixed(1)} %`;
-    return el("li", {}, el("span", { className: "name" }, name), el("meter", { min: 0, max: 1, value: share, aria: { label: name } }, percent), el("span", { className: "share" }, percent));
+    const bar = el("i");
+    bar.style.width = `${100 * share}%`;
+    const percent = el("span", { className: "share" }, `${(100 * share).toFixed(1)} %`);
+    return el("li", {}, el("span", { className: "name", title: name }, name), el("span", { className: "bar" }, bar), percent);
   });
   const seen = el("figure", {}, el("img", { className: "pixels", src: answer.seen, alt: "the picture as the network sees it" }), el("figcaption", {}, "as the network sees it"));
+  const notice = answer.notice && !isDrawn ? [el("p", { className: "quiet" }, `the picture was ${answer.notice}`)] : [];
   const heading = el("p", { className: "tile" }, "It is ", el("strong", { id: "answered" }, answer.class_name));
-  $("answer").replaceChildren(heading, el("ol", { className: "bars" }, ...bars), seen, ...(answer.notice ? [el("p", { className: "quiet" }, answer.notice)] : []));
+  $("answer").replaceChildren(heading, el("ol", { className: "bars" }, ...bars), seen, ...notice);
 }
 
 const paper = $("paper");

@@ -1,0 +1,57 @@
+"""The paper's table of continual learning, beside ours: every stream, every learner, five seeds.
+
+    python experiments/continual.py --root DATA --runs runs --out experiments/continual.json [--streams rotations many]
+
+Each stream is one `recollect continual STREAM --seeds 5 --out RUNS/continual-STREAM`, which goes on where it was stopped; the
+Rotations and Permutations of 60,000 images a task are run for ours and for GDumb alone, as the paper does. What is in the file
+already is replaced only by a run of the same stream.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from recollect.config import to_json
+from recollect.continual import show
+from recollect.continual.config import DATASETS, LEARNERS, STREAMS
+from recollect.continual.run import run
+from recollect.data import load
+from recollect.files import write_json
+from recollect.runs import environment
+
+TABLE = [name for name in STREAMS if name != "split"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="folder with the official files of MNIST and CIFAR-100")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--streams", nargs="+", choices=TABLE, default=TABLE)
+    parser.add_argument("--learners", nargs="+", choices=LEARNERS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+    for name in arguments.streams:
+        learners = arguments.learners or (["compress", "gdumb"] if name.endswith("-60k") else LEARNERS)
+        images, began = load(DATASETS[name], root=arguments.root), time.perf_counter()
+        folder = arguments.runs / f"continual-{name}"
+        options = {"seeds": arguments.seeds, "workers": arguments.workers, "device": arguments.device}
+        with show.progress(name) as progress:
+            results = run(images, STREAMS[name], out=folder, name=name, learners=learners, progress=progress, **options)
+        show.finish(results, name, folder)
+        found = {
+            "command": f"recollect continual {name} --seeds {arguments.seeds} --learners {' '.join(learners)}",
+            "rows": show.summary(results, name),
+            "minutes_of_this_call": round((time.perf_counter() - began) / 60, 1),
+            "config": to_json(STREAMS[name]),
+            "environment": environment(),
+        }
+        written = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        write_json(arguments.out, written | {name: found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""The command, end to end on toy data: resumes to the same bytes, in one process or several; the table; every bad input."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from recollect import Memory, RecollectError
+from recollect.cli import main
+from recollect.continual import run as run_module
+from recollect.continual import show
+from recollect.continual.config import LEARNERS, ContinualConfig
+from recollect.continual.metrics import square
+from recollect.continual.run import Result, run
+
+CONFIG = ContinualConfig(
+    tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4,
+    glances=1, gdumb_epochs=2, all_epochs=2,
+)  # fmt: skip
+NAMES = ["tasks", "per_task", "buffer", "network", "bases", "inner_steps", "outer_per_batch", "replay", "glances"]
+NAMES += ["gdumb_epochs", "all_epochs"]
+TINY = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", str(getattr(CONFIG, name)))]
+PROGRAM = Path(sys.executable).with_name("recollect")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command in this process; returns what it wrote to stdout and stderr."""
+
+    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+        capsys.readouterr()
+        try:
+            found = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            found = stop.code
+        out, err = capsys.readouterr()
+        assert found == code, err
+        return out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, toy_npz) -> Path:
+    """A finished run of all learners; not to be written to."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    arguments = ["continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", out, "--quiet"]
+    assert main(list(map(str, arguments))) == 0
+    return out
+
+
+def memories(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.safetensors")}
+
+
+def matrices(folder: Path) -> dict[str, list]:
+    return {str(p.relative_to(folder)): json.loads(p.read_text())["matrix"] for p in folder.glob("seed-*/[!s]*.json")}
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_s_folder(whole):
+    settings = json.loads((whole / "continual.json").read_text())
+    assert settings["stream"] == "rotations"
+    assert settings["config"]["bases"] == 2
+    assert settings["how"]["learners"] == list(LEARNERS)
+    assert json.loads((whole / "environment.json").read_text())["torch"] == torch.__version__
+    for seed in (0, 1):
+        inside = whole / f"seed-{seed}"
+        assert len(json.loads((inside / "stream.json").read_text())["angles"]) == 3
+        assert {path.stem for path in inside.glob("*.json")} == {*LEARNERS, "stream"}
+        for task in range(3):
+            memory = Memory.load(inside / "compress" / f"task-{task:02d}.safetensors")
+            assert memory.header.made["task"] == task
+            log = json.loads((inside / "compress" / f"task-{task:02d}-buffer.json").read_text())["log"]
+            assert all(line["sample_floats"] + line["memory_floats"] <= line["total"] == 9 * 64 for line in log)
+            assert log[-1] | {"task": 0, "batch": 0} == {
+                "task": 0, "batch": 0, "samples": 0, "sample_floats": 0, "total": 576,
+                "memory_floats": (task + 1) * memory.floats,
+            }  # fmt: skip
+        assert not list(inside.rglob("*.pt"))
+    assert len(matrices(whole)) == 2 * len(LEARNERS)
+    rows = json.loads((whole / "table.json").read_text())["rows"]
+    assert [row["learner"] for row in rows][: len(LEARNERS)] == list(LEARNERS)
+    assert rows[0]["paper"]["ra"] == 80.32
+    assert {path.name for path in whole.glob("*.png")} == {"curve.png", *(f"matrix-{name}.png" for name in LEARNERS)}
+
+
+def test_compress_never_forgets(whole):
+    matrix = json.loads((whole / "seed-0" / "compress.json").read_text())["matrix"]
+    assert matrix[0][0] == matrix[1][0] == matrix[2][0]
+    assert json.loads((whole / "seed-0" / "compress.json").read_text())["metrics"]["bti"] == 0
+
+
+def test_the_table_stands_beside_the_paper_s(call, toy_npz):
+    out, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 1, "--learners", "online", "gdumb")
+    lines = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
+    assert "not run" in lines["compress-then-recall"]
+    assert "80.32 ± 0.28" in lines["compress-then-recall"]
+    assert "53.38 ± 1.53 │  -5.44" in lines["Online"]
+    assert "not run" not in lines["Online"]
+    assert "not run" in lines["La-MAML"]
+    assert "77.77 ± 0.58" in lines["Sparse-La-MAML"]
+    assert "rotations of toy: accuracy on the test images, 1 seeds" in out
+    assert "tasks" in err  # progress, as plain lines
+    assert Path("runs/continual-rotations/seed-0/online.json").exists()
+
+
+@pytest.mark.parametrize("stream", ["permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"])
+def test_every_stream_runs(call, toy_npz, stream):
+    kind = ["--classes-per-task", 1, "--per-task", 10] if stream in ("cifar100", "split") else []
+    kind += ["--preprocess", "normalise"] if kind else []
+    kind += ["--network", "lamaml:width=2,hidden=3"] if stream == "cifar100" else []
+    out, _ = call(
+        "continual",
+        stream,
+        "--data",
+        toy_npz,
+        *TINY,
+        "--seeds",
+        1,
+        "--learners",
+        "compress",
+        "--out",
+        "run",
+        *kind,
+        "--quiet",
+    )
+    assert "compress-then-recall" in out
+    settings = json.loads(Path("run/continual.json").read_text())
+    assert settings["config"]["kind"] == {"cifar100": "split"}.get(
+        stream, stream.removesuffix("-60k").replace("many", "permutations")
+    )
+    assert settings["config"]["use_validation"] == stream.endswith("-60k")
+
+
+def test_defaults_are_the_stream_s(monkeypatch):
+    from recollect import cli
+
+    assert cli.parse(["continual", "many"]).config.tasks == 100
+    assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.network == "lamaml"
+    assert cli.parse(["continual", "permutations-60k"]).config.outer_per_batch == 2
+    assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.bases is None
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypatch):
+    copy = Path(shutil.copytree(whole, folder / "copy"))
+    monkeypatch.setattr(run_module, "_do", None)
+    call("continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", copy, "--quiet")
+    call("resume", copy, "--quiet")
+    assert memories(copy) == memories(whole)
+
+
+def test_processes_give_the_same_bytes(whole, folder, toy_images):
+    chosen = ["compress", "er"]
+    found = run(toy_images, CONFIG, out="several", name="rotations", seeds=2, learners=chosen, workers=2)
+    assert memories(folder / "several") == memories(whole)
+    assert matrices(folder / "several") == {n: m for n, m in matrices(whole).items() if Path(n).stem in chosen}
+    assert [(result.learner, result.seed) for result in found] == [(name, seed) for name in chosen for seed in (0, 1)]
+
+
+def test_tasks_side_by_side_and_more_seeds_later(whole, folder, toy_images):
+    run(toy_images, CONFIG, out="grown", name="rotations", seeds=1, learners=["compress"], together=2)
+    assert {path.name for path in (folder / "grown").glob("seed-*")} == {"seed-0"}
+    run(toy_images, CONFIG, out="grown", name="rotations", seeds=2, learners=["union", "compress"], together=3)
+    assert memories(folder / "grown") == memories(whole)
+    expected = {name: m for name, m in matrices(whole).items() if Path(name).stem in ("union", "compress")}
+    assert matrices(folder / "grown") == expected
+
+
+def test_a_run_that_was_stopped_within_a_task_goes_on_to_the_same_bytes(whole, folder, toy_images, monkeypatch):
+    """Every batch is a checkpoint, and everything ends after four batches, again and again."""
+    setting, observe, count = run_module.Setting, run_module.Compressor.observe, 0
+
+    def failing(self, batches):
+        nonlocal count
+        count += 1
+        if count % 4 == 0:
+            raise KeyboardInterrupt
+        observe(self, batches)
+
+    monkeypatch.setattr(run_module, "Setting", lambda *parts: setting(*parts, checkpoint_seconds=0))
+    monkeypatch.setattr(run_module.Compressor, "observe", failing)
+    stops = 0
+    while True:
+        try:
+            run(toy_images, CONFIG, out="part", name="rotations", seeds=1, learners=["compress"], together=2)
+            break
+        except KeyboardInterrupt:
+            stops += 1
+            assert stops < 9
+    assert stops > 0
+    expected = {name: data for name, data in memories(whole).items() if name.startswith("seed-0")}
+    assert memories(folder / "part") == expected
+
+
+def test_killed_and_resumed(whole, folder, toy_npz):
+    """The process itself, killed outright."""
+    command = [PROGRAM, "continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", "killed"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*map(str, command), "--learners", "compress"], env=environment, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list((folder / "killed").rglob("*.safetensors")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(memories(folder / "killed"))
+    assert 0 < done <= 6
+    assert main(["resume", str(folder / "killed"), "--quiet"]) == 0
+    assert memories(folder / "killed") == memories(whole)
+
+
+def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module, "_do", stop)
+    _, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--out", "run", "--quiet", code=130)
+    assert err == "stopped: continue with recollect resume run\n"
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--learners", "ours"], "unknown learner 'ours'"),
+        (["--seeds", 0], "seeds is 0: give 1 or more"),
+        (["--workers", 0], "workers is 0: give 1 or more"),
+        (["--together", 0], "together is 0: give 1 or more"),
+        (
+            ["--tasks", 10],
+            "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or",
+        ),
+        (
+            ["--bases", 12],
+            "12 bases do not fit a task's share of 192 floats: at most 10 fit with one addressing matrix",
+        ),
+        (["--per-task", 0], "task 0 of toy has no samples"),
+        (["--per-task", 99], "per_task is 99, but task 0 of toy has 42 training images"),
+        (["--network", "mpl"], "unknown network 'mpl'"),
+        (["--inner-lr", -1], "inner_lr is -1.0"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+        (["--data", "nothing"], "unknown dataset 'nothing'"),
+        (["--classes-per-task", 2], "classes_per_task is for the stream split"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_written(call, toy_npz, arguments, message, folder):
+    data = [] if "--data" in arguments else ["--data", toy_npz]
+    _, err = call("continual", "rotations", *data, *TINY, *arguments, code=2)
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not list(folder.iterdir())
+
+
+def test_overlapping_classes(call, toy_npz):
+    split = ["continual", "split", "--data", toy_npz, *TINY, "--per-task", 5]
+    _, err = call(*split, "--classes-per-task", 2, code=2)
+    assert err == "error: 3 tasks of 2 classes would overlap: 3 classes make 1 of them\n"
+
+
+def test_a_folder_of_another_run(call, whole, folder, toy_images, toy_npz):
+    copy = Path(shutil.copytree(whole, folder / "copy"))
+    common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet"]
+    _, err = call("continual", "rotations", *common, "--inner-steps", 3, code=2)
+    assert (
+        err
+        == f"error: {copy} was begun with inner_steps 2, not 3: go on with the same, or give another folder (--out)\n"
+    )
+    _, err = call("continual", "permutations", *common, code=2)
+    assert "was begun with kind 'rotations', not 'permutations'" in err
+    other = replace(toy_images, train=toy_images.train[torch.arange(30)])
+    with pytest.raises(RecollectError, match="was begun with images"):
+        run(other, CONFIG, out=copy, name="rotations")
+    (folder / "full").mkdir()
+    (folder / "full" / "note").touch()
+    _, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--out", "full", code=2)
+    assert err == "error: full holds something else: give another folder (--out)\n"
+    assert memories(copy) == memories(whole)
+
+
+def test_damaged_files(call, whole, folder):
+    copy = Path(shutil.copytree(whole, folder / "copy"))
+    (copy / "seed-0" / "online.json").write_text('{"matrix": [[1, 2]], "seconds": 1}')
+    _, err = call("resume", copy, "--quiet", code=2)
+    assert err == f"error: {copy / 'seed-0' / 'online.json'} is damaged: delete it, and run the same command again\n"
+    (copy / "seed-0" / "online.json").unlink()
+    (copy / "seed-0" / "compress.json").unlink()
+    path = copy / "seed-0" / "compress" / "task-01.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    _, err = call("resume", copy, "--quiet", code=2)
+    assert "task-01.safetensors" in err
+    path.unlink()
+    checkpoint = path.with_name("tasks-01-01.pt")
+    checkpoint.write_bytes(b"not a checkpoint")
+    _, err = call("resume", copy, "--quiet", code=2)
+    assert f"{checkpoint} cannot be read" in err
+    checkpoint.unlink()
+    call("resume", copy, "--quiet")
+    assert memories(copy) == memories(whole)
+    (copy / "continual.json").write_text("{}")
+    _, err = call("resume", copy, "--quiet", code=2)
+    assert "continual.json is damaged" in err
+
+
+def test_an_error_in_a_worker_is_the_user_s_error(toy_images):
+    config = replace(CONFIG, inner_lr=1e6, outer_per_batch=20)
+    with pytest.raises(RecollectError, match="was not finite 20 times in a row"):
+        run(toy_images, config, out="wrong", seeds=1, learners=["compress"], workers=2)
+
+
+def test_a_run_made_in_python_is_resumed_there(call, toy_images):
+    run(toy_images, CONFIG, out="python", seeds=1, learners=["online"])
+    _, err = call("resume", "python", code=2)
+    assert err == "error: python was made in Python, with images of its own: go on with it there\n"
+
+
+# --- what is shown -------------------------------------------------------------------------------------------------
+
+
+def test_figures():
+    rows = [square([[90.0], [70.0, 80.0]]), square([[80.0], [60.0, 80.0]])]
+    results = [Result("er", seed, matrix, 1.0) for seed, matrix in enumerate(rows)]
+    results += [Result("compress", 0, square([[50.0], [50.0, 70.0]]), 1.0)]
+    figure = show.curve(results, "a title")
+    assert isinstance(figure, Figure)
+    line, other = figure.axes[0].lines
+    assert line.get_ydata().tolist() == [85.0, 72.5]
+    assert other.get_ydata().tolist() == [50.0, 60.0]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["experience replay", "compress-then-recall"]
+    assert isinstance(show.matrix(results[:2], "a title"), Figure)
+
+
+def test_the_summary_is_over_seeds():
+    rows = [square([[90.0], [70.0, 80.0]]), square([[80.0], [60.0, 80.0]])]
+    (row,) = (
+        row
+        for row in show.summary([Result("er", seed, m, 1.5) for seed, m in enumerate(rows)], "split")
+        if row["learner"] == "er"
+    )
+    assert row["ra"] == {"mean": 72.5, "deviation": pytest.approx(50**0.5 / 2 * 2 / 2**0.5 / 2**0.5), "n": 2}
+    assert (row["n"], row["seconds"], row["paper"]) == (2, 3.0, None)
+
+
+def test_the_quoted_figures():
+    """docs/protocols.md: ours and the best rivals."""
+    ours = {stream: rows["compress"].ra for stream, rows in show.PAPER.items()}
+    assert ours == {
+        "rotations": 80.32, "permutations": 78.48, "many": 74.07, "cifar100": 62.58,
+        "rotations-60k": 88.3, "permutations-60k": 87.3,
+    }  # fmt: skip
+    best = {stream: max(q.ra for name, q in rows.items() if name != "compress") for stream, rows in show.PAPER.items()}
+    assert [best[stream] for stream in ("rotations", "permutations", "many", "cifar100")] == [77.77, 76.88, 51.0, 61.18]
+    assert "online" not in show.PAPER["cifar100"]  # the paper repeats another cell there
