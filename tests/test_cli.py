@@ -37,6 +37,7 @@ SMALL = {
 }
 TINY = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 RUN_FILES = {"config.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "memory.safetensors"}
+REPORTED = RUN_FILES | {"report.html"}
 PROGRAM = Path(sys.executable).with_name("recollect")
 
 
@@ -89,11 +90,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_distill(call, toy_npz, toy_images, folder):
     out, err = call("distill", toy_npz, *TINY)
-    assert out == "184 numbers in runs/toy-1/memory.safetensors\n"
+    assert out == "184 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
     assert err.startswith("toy: step 1/3  loss ")
     run = Run(folder / "runs" / "toy-1")
-    assert {path.name for path in run.folder.iterdir()} == RUN_FILES
-    assert run.config["data"] == {"name": str(toy_npz), "root": None, "size": None}
+    assert {path.name for path in run.folder.iterdir()} == REPORTED
+    assert run.config["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
     assert run.config["distill"]["network"] == "mlp:width=8"
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
     memory = Memory.load(run.memory_path)
@@ -120,7 +121,8 @@ def test_quiet_prints_the_result_alone(call, toy_npz):
 def test_resume_of_a_finished_run_changes_nothing(call, run):
     before = contents(run)
     out, _ = call("resume", run)
-    assert out == f"184 numbers in {run / 'memory.safetensors'}\n"  # one line, however long the path
+    lines = f"184 numbers in {run / 'memory.safetensors'}\nreport in {run / 'report.html'}\n"
+    assert out == lines  # however long the path
     assert contents(run) == before
 
 
@@ -296,7 +298,7 @@ def test_demo(call, monkeypatch):
     assert [row[1] for row in table][1:3] == ["640 floats", "640 floats"]
     assert int(table[0][1].split()[0]) <= 640
     run = Path("runs/demo")
-    assert {path.name for path in run.iterdir()} == RUN_FILES | {"per-class", "memory.png", "evaluation.json"}
+    assert {path.name for path in run.iterdir()} == REPORTED | {"per-class", "memory.png", "evaluation.json"}
     with Image.open(run / "memory.png") as picture:
         assert min(picture.size) > 500
     accuracy = Memory.load(run / "memory.safetensors").header.accuracy
@@ -323,7 +325,7 @@ def test_tensorboard(call, toy_npz, folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     call("distill", toy_npz, *TINY, "--tensorboard", "--out", "run", "--quiet")
-    assert {path.name for path in Path("run").iterdir()} == RUN_FILES | {"tensorboard"}
+    assert {path.name for path in Path("run").iterdir()} == REPORTED | {"tensorboard"}
     events = EventAccumulator("run/tensorboard").Reload()
     logged = [(event.step, event.value) for event in events.Scalars("loss")]
     assert logged == [(line["step"], pytest.approx(line["loss"])) for line in Run("run").metrics()]
