@@ -161,7 +161,7 @@ def test_memory_figure(memory):
     similarity = right.get_images()[0].get_array()
     assert np.allclose(similarity, memory.similarity()[:shown, :shown])
     drawn(figure)
-    if len(names) < 20:
+    if "_a" in memory.class_names:
         drawn(plots.recalled(memory))
         drawn(plots.similarity(memory))
 
@@ -505,14 +505,13 @@ EVERY = (
 )
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-@pytest.mark.parametrize("figure", EVERY)
-def test_every_figure_of_a_run(figure, kind, run, tmp_path, capsys):
+@pytest.mark.parametrize("place", range(len(EVERY)), ids=EVERY)
+def test_every_figure_of_a_run(place, run, tmp_path, capsys):
+    kind, begins = (("png", b"\x89PNG\r"), ("svg", b"<?xml"))[place % 2]
     out = tmp_path / f"figure.{kind}"
-    assert main(["plot", figure, str(run), "--out", str(out)]) == 0
+    assert main(["plot", EVERY[place], str(run), "--out", str(out)]) == 0
     assert capsys.readouterr().out == f"{out}\n"
-    assert out.read_bytes()[:5] == (b"\x89PNG\r" if kind == "png" else b"<?xml")
-    assert figure in plots.FIGURES
+    assert out.read_bytes().startswith(begins)
 
 
 def test_what_a_run_tells(run):
