@@ -7,7 +7,7 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/recollect demo
 
-test: .venv/installed-dev
+test: .venv/installed-dev .venv/chromium
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
@@ -30,6 +30,13 @@ format: .venv/installed-dev
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@ .venv/installed
+
+# The studio is tested in Debian's chromium; where it cannot be installed, those tests are skipped and say so.
+.venv/chromium: .venv/bin/python
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "no chromium, and no right to install it: the studio's browser tests will be skipped"
+	touch $@
 
 clean:
 	rm -rf .venv build src/*.egg-info

@@ -2,6 +2,7 @@
 at every batch."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -299,25 +300,23 @@ def test_a_task_s_memory_is_a_memory(toy_images, tmp_path):
 
 
 def test_it_is_trained_at_test_as_in_the_inner_loop():
-    recipe = compress.test_recipe(STREAMS["rotations"], 130, 10)
+    recipe = compress.recall_recipe(STREAMS["rotations"], 130, 10)
     assert (recipe.network, recipe.epochs, recipe.batch, recipe.lr, recipe.momentum) == ("mlp", 150, 130, 0.01, 0.9)
-    recipe = compress.test_recipe(STREAMS["cifar100"], 510, 5)
+    recipe = compress.recall_recipe(STREAMS["cifar100"], 510, 5)
     assert (recipe.epochs, recipe.batch) == (38, 160)  # four steps a pass
 
 
-def test_it_learns():
-    """Permuted digits in one pass, in the floats of 40 of its 600 images."""
-    config = ContinualConfig(
-        kind="permutations", tasks=1, per_task=600, batch=50, buffer=40, preprocess="normalise", init="unit",
-        network="mlp:width=128,depth=1", bases=20, downsample=1, inner_steps=5, inner_lr=0.1, outer_per_batch=4,
-        outer_optimiser="adam", outer_lr=0.05, outer_momentum=0.9, replay=100,
-    )  # fmt: skip
-    stream = Stream(load("digits"), config)
-    nothing = Compress(stream, config, memories=Compressor(stream, config, [0]).memories())
-    learner = Compress(stream, config)
-    for batch in stream.task(0):
-        learner.observe(batch)
-    learner.end_task()
-    assert accuracy(learner, stream, 0) > 60
-    assert accuracy(learner, stream, 0, told=False) > 50  # the union of one memory, another fresh network
-    assert accuracy(nothing, stream, 0) < 40
+def test_the_example_of_the_page_learns(tmp_path, monkeypatch, capsys):
+    """docs/continual.md: permuted digits in one pass, each task in the floats of 40 of its 400 images."""
+    page = (Path(__file__).parents[1] / "docs" / "continual.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    learner, stream = names["learner"], names["stream"]
+    assert min(accuracy(learner, stream, task) for task in range(2)) > 55
+    assert accuracy(learner, stream, 1, told=False) > 35
+    assert "% told the task" in capsys.readouterr().out
+    assert Memory.load("task-0.safetensors").floats == learner.memories[0].floats
+    fresh = Stream(load("digits"), names["config"])
+    nothing = Compress(fresh, names["config"], memories=Compressor(fresh, names["config"], [0]).memories())
+    assert accuracy(nothing, fresh, 0) < 40

@@ -9,6 +9,7 @@ import sys
 import time
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -23,7 +24,7 @@ from PIL import Image
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-from recollect import Classifier, Memory, Preprocess, RecollectError, compose, load
+from recollect import Classifier, Memory, Network, Preprocess, RecollectError, compose, load
 from recollect.cli import main
 from recollect.data.preprocess import Zca
 from recollect.header import Header
@@ -135,6 +136,38 @@ def test_a_memory_without_its_whitening_file(tmp_path):
         assert answer.status_code == 400
         assert "is not beside the memory" in answer.json()["error"]
         assert client.get("/api/shelf").status_code == 200
+
+
+def asked_with_pictures(folder: Path) -> Path:
+    plain, query = make_memory(), {"encoder": "mlp:width=4", "size": 3, "ways": 2, "shots": 1}
+    encoder = Network("mlp:width=4", (1, 8, 8), 3).fresh(0)
+    Memory(plain.bases, plain.addressing, replace(plain.header, query=query), encoder).save(
+        folder / "asked.safetensors"
+    )
+    return folder / "asked.safetensors"
+
+
+def test_a_memory_that_is_asked_with_pictures(tmp_path):
+    """It has bases to look at, and no classes to pick."""
+    with client_of(shelf.stock([asked_with_pictures(tmp_path)])) as client:
+        (found,) = client.get("/api/shelf").json()["memories"]
+        assert (found["asked_with"], found["classes"]) == ("pictures", [])
+        assert client.get("/api/memories/0/pictures").status_code == 200
+        for answer in (
+            client.get("/api/memories/0/classes/0/coefficients"),
+            client.post("/api/trainings", json={"classes": ["0:0", "0:1"]}),
+        ):
+            assert answer.status_code == 400
+            assert "asked with pictures" in answer.json()["error"]
+
+
+def test_a_recipe_that_makes_no_sense_is_told_at_the_start(tmp_path):
+    plain = make_memory()
+    Memory(plain.bases, plain.addressing, replace(plain.header, recipe={"epochs": "many"})).save(
+        tmp_path / "m.safetensors"
+    )
+    with pytest.raises(RecollectError, match="recipe"):
+        shelf.stock([tmp_path / "m.safetensors"])
 
 
 def test_the_projects_own_memories(tmp_path, monkeypatch):
@@ -286,6 +319,18 @@ def test_a_training_that_fails_leaves_the_next_alone(client, monkeypatch, caplog
     assert "took longer than" in trained(client)["error"]
     monkeypatch.undo()
     assert trained(client)["state"] == "done"
+
+
+def test_a_whitened_classifier_names_the_file_it_needs(tmp_path):
+    whitened(tmp_path)
+    sidecar = next(tmp_path.glob("zca-*"))
+    with client_of(shelf.stock([tmp_path / "whitened.safetensors"])) as client:
+        job = trained(client, classes=["0:0", "0:2"], network="mlp")
+        assert (job["state"], job["test"], job["whitening"]) == ("done", None, sidecar.name)
+        (tmp_path / "c.safetensors").write_bytes(
+            client.get(f"/api/trainings/{job['id']}/classifier.safetensors").content
+        )
+    assert Classifier.load(tmp_path / "c.safetensors").class_names == ("cat", "frog")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -470,6 +515,17 @@ def fuzz(cases, known: dict) -> None:
 
     with suppress(hypothesis.errors.Unsatisfiable):  # of an address that takes nothing, nothing can be wrong
         each()
+
+
+def test_the_figures_of_the_docs_are_those_of_the_file():
+    root = Path(__file__).parent.parent
+    figures = json.loads((root / "experiments" / "studio-load.json").read_text())
+    docs = (root / "docs" / "studio.md").read_text()
+    assert figures["errors"] == 0
+    for what in ("recall", "page"):
+        times = figures[f"{what}, ms"]
+        row = f"| {figures[f'{what}s a second']:.0f} | {times['median']} ms | {times['99th percentile']} ms | 0 |"
+        assert row in docs
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

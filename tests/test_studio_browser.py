@@ -14,7 +14,7 @@ import torch
 from conftest import make_memory
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from test_studio import DIGITS, whitened
+from test_studio import DIGITS, asked_with_pictures, whitened
 
 from recollect import load
 from recollect.memory import recall
@@ -70,7 +70,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser):
-    """Opens pages, each a client of its own; whatever one writes to its console fails the test."""
+    """Opens pages, each a client of its own; an error on one's console fails the test."""
     contexts, said = [], []
 
     def opened(address: str, quiet: bool = True, **options) -> Page:
@@ -78,7 +78,7 @@ def open_page(browser):
         page = contexts[-1].new_page()
         page.set_default_timeout(15_000)
         if quiet:
-            page.on("console", lambda message: said.append(message.text))
+            page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: _only_ours(request.url, address, said))
         page.goto(address)
@@ -132,7 +132,7 @@ def test_sliders_recall_as_the_library_does(open_page, address, stocked, number)
     page, memory = open_page(address), stocked[number].memory
     page.locator("input[name=memory]").nth(number).check()
     expect(page.locator("#look-title")).to_have_text(f"Look inside {memory.name}")
-    page.get_by_label("Class").select_option(label=memory.class_names[2])
+    page.locator("#class").select_option(label=memory.class_names[2])
     expect(page.locator("#picture-caption")).to_contain_text(f"“{memory.class_names[2]}”, recall 1")
     sliders = page.get_by_role("slider")
     expect(sliders).to_have_count(len(memory.bases))
@@ -275,6 +275,14 @@ def test_an_empty_shelf(open_page, tmp_path, monkeypatch):
     with serving(shelf.stock([])) as address:
         page = open_page(address)
         expect(page.locator("#shelf")).to_contain_text("There is no memory on the shelf yet.")
+        expect(page.locator("#build")).to_be_hidden()
+
+
+def test_a_memory_that_is_asked_with_pictures(open_page, tmp_path):
+    with serving(shelf.stock([asked_with_pictures(tmp_path)])) as address:
+        page = open_page(address)
+        expect(page.locator("#mixer-note")).to_contain_text("asked with pictures")
+        expect(page.get_by_role("slider")).to_have_count(4)
         expect(page.locator("#build")).to_be_hidden()
 
 

@@ -77,7 +77,7 @@ def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
     return buffer
 
 
-def test_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recipe:
+def recall_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recipe:
     """How a fresh network is trained on a recall: as the inner loop does it."""
     batch = min(config.inner_per_class * classes, recalled)
     steps = config.test_steps or config.inner_steps
@@ -285,7 +285,7 @@ class Compressor:
             image_shape=list(stream.shape),
             downsample=config.downsample,
             preprocessing=stream.preprocess.to_json(),
-            recipe=to_json(test_recipe(config, recalled, self.classes)),
+            recipe=to_json(recall_recipe(config, recalled, self.classes)),
             made={
                 "config": to_json(config),
                 "task": task,

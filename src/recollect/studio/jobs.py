@@ -71,6 +71,8 @@ class Job:
     """that it is trained on"""
     notice: str = ""
     """what had to be done to bring the memories together"""
+    whitening: str = ""
+    """the file that the classifier needs beside it, if any"""
     classifier: Classifier | None = None
     test: dict[str, Any] | None = None
     """accuracy and confusion matrix, or why there are none"""
@@ -94,6 +96,7 @@ class Job:
             "class_names": list(self.class_names),
             "images": self.images,
             "notice": self.notice,
+            "whitening": self.whitening,
             "seconds": round(self.seconds, 2),
             "test": self.test if state == "done" else None,
             "order": self.order.to_json(),
@@ -207,6 +210,8 @@ class Jobs:
         recipe = job.order.recipe(composition)
         job.class_names, job.notice, job.images = composition.class_names, composition.notice, len(composition.labels)
         job.epochs = recipe.epochs
+        zca = composition.preprocess.zca
+        job.whitening = zca.file_name if zca else ""
         self._move(job, "training")
 
         def progress(line: dict[str, Any]) -> None:

@@ -176,16 +176,22 @@ class Shelf:
 
 def stock(paths: Iterable[Path], data: Sequence[Images] = ()) -> Shelf:
     """Load the memories that were given, and the project's own; of the latter a damaged one is told, and left out."""
-    found = {path.resolve(): (path, Memory.load(path)) for path in paths}
+    found = {path.resolve(): (path, _loaded(path)) for path in paths}
     problems = []
     for path in sorted(OWN.glob("*.safetensors")):
         if path.resolve() not in found and not path.name.startswith("zca-"):
             try:
-                found[path.resolve()] = (path, Memory.load(path))
+                found[path.resolve()] = (path, _loaded(path))
             except RecollectError as error:
                 problems.append(str(error))
     entries = [Entry(number, path, memory) for number, (path, memory) in enumerate(found.values())]
     return Shelf(entries, problems, list(data))
+
+
+def _loaded(path: Path) -> Memory:
+    memory = Memory.load(path)
+    memory_recipe(memory)  # which the page shows: one that makes no sense is told now
+    return memory
 
 
 def to_pixels(images: Tensor) -> Tensor:

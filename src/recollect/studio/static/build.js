@@ -141,6 +141,7 @@ function result(job) {
   if (job.test?.error) parts.push(el("p", { className: "quiet" }, `Not tested: ${job.test.error}`));
   else if (job.test) parts.push(...tested(job));
   else parts.push(el("p", { className: "quiet" }, "No test data is at hand: start the studio with --data to see the accuracy."));
+  if (job.whitening) parts.push(el("p", { className: "quiet" }, `The classifier needs ${job.whitening} beside it: it lies beside the memory.`));
   parts.push(downloads(job));
   return parts;
 }
@@ -158,7 +159,7 @@ function confusion(counts, names) {
     const total = row.reduce((a, b) => a + b, 0) || 1;
     const cells = row.map((number, answer) => {
       const cell = el("td", { title: `${names[truth]} taken for ${names[answer]}: ${number}` }, few && number ? String(number) : "");
-      cell.style.setProperty("--share", `${Math.round((100 * number) / total)}%`);
+      cell.style.setProperty("--share", `${Math.round(100 * Math.sqrt(number / total))}%`); // few are seen too
       cell.className = truth === answer ? "right" : "wrong";
       return cell;
     });
