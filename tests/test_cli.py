@@ -860,7 +860,7 @@ def test_some_classes_of_a_dataset(call, folder):
     assert Memory.load(folder / "run" / "memory.safetensors").class_names == ("7", "3")
     call("resume", "run")
     (folder / "run" / "memory.safetensors").rename(folder / "alone.safetensors")
-    out, _ = call(*"evaluate alone.safetensors --networks 1 --epochs 1 --no-baselines".split())
+    out, _ = call(*["evaluate", "alone.safetensors", "--networks", "1", "--epochs", "1", "--no-baselines"])
     assert "mlp:width=8" in out
-    _, err = call(*"distill digits --classes seven --out other".split(), code=2)
+    _, err = call(*["distill", "digits", "--classes", "seven", "--out", "other"], code=2)
     assert "unknown class of digits 'seven'" in err
