@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from recollect.errors import RecollectError
 from recollect.nets import NETWORKS, InstanceNorm, Network, constructor
 
-NARROW = ["convnet:width=4", "resnet12:width=2", "alexnet:width=2", "mlp:width=8"]
+NARROW = ["convnet:width=4", "resnet12:width=2", "alexnet:width=2", "mlp:width=8", "lamaml:width=16,hidden=32"]
 
 
 def count(network, shape, classes) -> int:

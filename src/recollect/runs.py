@@ -80,7 +80,10 @@ class Run:
         return [line for line in map(_metrics_line, self.metrics_path.read_bytes().splitlines(keepends=True)) if line]
 
     def forget_after(self, step: int) -> None:
-        """Drop metrics of outer steps that the checkpoint does not know of: they will be made again."""
+        """Drop metrics of outer steps that the checkpoint does not know of, which will be made again, and files that a kill
+        left half written."""
+        for leftover in self.folder.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
         kept = [line for line in self.metrics() if line["step"] <= step]
         write_atomically(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
