@@ -80,7 +80,9 @@ class ContinualConfig:
     """of a fresh network on a recall, at test. Default: as many as the unroll has"""
 
     rival_lr: float = 0.1
-    """SGD of Online, ER, A-GEM and EWC on the stream itself"""
+    """SGD of Online, ER and EWC on the stream itself"""
+    agem_lr: float = 0.01
+    """and of A-GEM"""
     glances: int = 5
     """their steps on each incoming batch"""
     rival_replay: int = 10
@@ -111,7 +113,7 @@ STREAMS: dict[str, ContinualConfig] = {
     "rotations": _ROTATIONS,
     "permutations": _PERMUTATIONS,
     "many": replace(_PERMUTATIONS, tasks=100, per_task=200, buffer=1000),
-    "cifar100": replace(_SPLIT, tasks=20, classes_per_task=5, network="lamaml", rival_lr=0.03),
+    "cifar100": replace(_SPLIT, tasks=20, classes_per_task=5, network="lamaml", rival_lr=0.03, agem_lr=0.03),
     "rotations-60k": replace(_ROTATIONS, **_LARGE),
     "permutations-60k": replace(_PERMUTATIONS, **_LARGE),
     "split": replace(_SPLIT, classes_per_task=2, bases=None),
@@ -141,7 +143,7 @@ def check(config: ContinualConfig) -> None:
         value = getattr(config, name)
         if value is not None and not low <= value < math.inf:  # which NaN is not, either
             raise RecollectError(f"{name} is {value}: give {low} or more")
-    for name in ("inner_lr", "outer_lr", "rival_lr", "data_lr"):
+    for name in ("inner_lr", "outer_lr", "rival_lr", "agem_lr", "data_lr"):
         if not 0 < getattr(config, name) <= 1e6:
             raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01")
     for name in ("inner_momentum", "outer_momentum", "ema"):

@@ -242,12 +242,13 @@ class Online:
         self.network = Network(config.network, stream.shape, stream.classes)
         self.params = self.network.fresh(int(seeded(stream.seed, FRESH).initial_seed()), device)
         self.masks = stream.masks.to(device)
+        self.lr = config.rival_lr
         self.ended, self.steps = 0, 0
 
     def observe(self, batch: Batch) -> None:
         for _ in range(self.config.glances):
             direction = self._direction(batch)
-            self.params = {name: p - self.config.rival_lr * direction[name] for name, p in self.params.items()}
+            self.params = {name: p - self.lr * direction[name] for name, p in self.params.items()}
             self.steps += 1
 
     def end_task(self) -> None:
@@ -301,6 +302,10 @@ class Replay(Online):
 
 class AGem(Replay):
     """A-GEM: the gradient of the incoming batch, less its part against the gradient on samples of earlier tasks."""
+
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
+        super().__init__(stream, config, device)
+        self.lr = config.agem_lr
 
     def _direction(self, batch: Batch) -> Params:
         gradient = self._gradient(batch)
