@@ -117,7 +117,8 @@ def test_any_unroll(drawn, steps, batch, count):
         theirs = unroll.metagradient(
             net.loss, start.params, images, labels, start.batches, query, **chosen, augment=start.augment
         )
-        agree(ours, theirs)
+        # Adam divides by the root of squared gradients: where they are near zero, rounding grows
+        agree(ours, theirs, 1e-12 if optimiser == "sgd" else 1e-9)
 
 
 @pytest.mark.parametrize("window", [0, -1, 6])

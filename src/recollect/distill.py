@@ -316,7 +316,9 @@ class Distiller:
             steps = config.inner_steps
             if config.window and config.window_place == "random":
                 steps = int(torch.randint(config.window, steps + 1, (), generator=generator))
-        picks = torch.rand(steps, classes, matrices, generator=generator).argsort(-1)[..., : config.inner_per_class]
+        assert config.inner_per_class is not None  # resolve() decided it
+        drawn = torch.rand(steps, classes, matrices, generator=generator)
+        picks = drawn.topk(config.inner_per_class, largest=False).indices
         return (picks + torch.arange(classes)[:, None] * matrices).flatten(1)
 
     def _real(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -393,10 +395,11 @@ def training_split(images: Images, config: DistillConfig) -> Split:
 
 
 def _recipe(config: DistillConfig) -> Recipe:
-    """The paper's protocol, at the inner loop's rates."""
+    """The paper's protocol, at the inner loop's rates and with its augmentation."""
+    augmentation = config.augment if config.augment_scope == "sample" else "none"
     if config.inner_optimiser == "adam":
-        return Recipe(network=config.network)
-    return Recipe(network=config.network, lr=config.inner_lr, momentum=config.inner_momentum)
+        return Recipe(network=config.network, augment=augmentation)
+    return Recipe(network=config.network, lr=config.inner_lr, momentum=config.inner_momentum, augment=augmentation)
 
 
 def to_memory(state: State, images: Images, config: DistillConfig, preprocess: Preprocess) -> Memory:

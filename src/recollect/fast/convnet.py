@@ -14,8 +14,6 @@ rows that kernels give image by image, so that one sum over images finishes them
 convolutions are not in it: the norm takes them away, so their gradients are zero.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -32,17 +30,21 @@ aten = torch.ops.aten
 kernels: Any = written  # launched as kernel[grid](...), which no type checker knows
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 TILES = {
-    ("forward", True, False): (64, 32, 4, 2, 4),
-    ("forward", True, True): (32, 64, 4, 2, 2),
-    ("backward", True, False): (64, 64, 4, 3, 4),
-    ("backward", True, True): (64, 64, 4, 3, 1),
-    ("forward", False, False): (32, 32, 4, 1, 4),
-    ("forward", False, True): (64, 32, 8, 1, 4),
-    ("backward", False, False): (64, 64, 4, 1, 4),
-    ("backward", False, True): (64, 32, 8, 1, 4),
+    ("forward", "first", False): (64, 32, 4, 3, 4),
+    ("forward", "first", True): (32, 64, 4, 3, 2),
+    ("backward", "first", False): (64, 64, 4, 3, 4),
+    ("backward", "first", True): (64, 64, 4, 3, 1),
+    ("forward", "large", False): (32, 32, 4, 1, 4),
+    ("forward", "large", True): (64, 32, 8, 1, 4),
+    ("backward", "large", False): (64, 64, 4, 1, 4),
+    ("backward", "large", True): (64, 32, 8, 1, 4),
+    ("forward", "small", False): (64, 32, 2, 1, 1),
+    ("forward", "small", True): (64, 32, 2, 1, 1),
+    ("backward", "small", False): (64, 32, 2, 1, 1),
+    ("backward", "small", True): (64, 32, 2, 1, 1),
 }
-"""How a kernel (fused or not, with a tangent or not) cuts its work up: rows, channels, warps, stages, unrolling. The best of
-some 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
+"""How a kernel cuts its work up, for the first block, maps above 8x8 and others, with a tangent or not: rows, channels, warps,
+stages, unrolling. The best of 5 to 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
 
 
 @dataclass(frozen=True)
@@ -220,10 +222,8 @@ class ConvNet(Alone):
             if number:
                 before, weight = pooled[number - 1], given.weights[number]
                 ga = _by_input(gy, before, weight)
-                with run.aside(gy):
-                    self._store(_by_weight(gy, before, weight), found, block)
+                self._store(_by_weight(gy, before, weight), found, block)
         run.total(found)
-        run.join()
         return found, losses
 
     def adjoint(
@@ -250,12 +250,9 @@ class ConvNet(Alone):
                 stack = _by_input(both, before, weight)
                 moving = _by_input(both[count:], before[:count], moved.weights[number])
                 back = (stack[count:], stack[:count], moving)
-                with run.aside(both):
-                    self._store(_by_weight(both, before, weight), found, block)
+                self._store(_by_weight(both, before, weight), found, block)
         run.total(found)
-        by_images = run.fold()
-        run.join()
-        return found, by_images
+        return found, run.fold()
 
     def _given(self, vector: Tensor) -> "_Given":
         return _Given(self._parts(vector), self._parts(vector.to(self.kind)), self)
@@ -303,28 +300,10 @@ class _Launch:
         self.patches = self._new(self.count, side * side, net.patch)
         self.gram = self._new(self.count, self.parts["PARTS"], net.patch, net.patch, kind=torch.float32)
         self.partial = self._new(self.count, net.rows, net.width, kind=torch.float32)
-        self.side = torch.cuda.Stream() if images.is_cuda else None
-        self.held: list[Tensor] = []
         kernels.unfold[(self.count, self.parts["PARTS"])](
             images.contiguous(), self.patches, self.gram,
-            PIXELS=pixels, K=net.patch, ROWS=min(64, pixels), **self.shared, **self.dots,
+            PIXELS=pixels, K=net.patch, **self.shared, **self.dots,
         )  # fmt: skip
-
-    @contextmanager
-    def aside(self, *needed: Tensor) -> Iterator[None]:
-        """Work that nothing in this pass waits for: beside the rest of it, on a GPU. What it needs is held until `join`."""
-        if self.side is None:
-            yield
-            return
-        self.held += needed
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
-            yield
-
-    def join(self) -> None:
-        if self.side is not None:
-            torch.cuda.current_stream().wait_stream(self.side)
-            self.held.clear()
 
     def _new(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=kind or self.net.kind, device=self.device)
@@ -391,10 +370,8 @@ class _Launch:
 
     def total(self, found: Tensor) -> None:
         """The rows that backward left for each image, added up at the head of the vector."""
-        channels = min(64, self.net.width)
-        grid = (self.net.rows, self.net.width // channels)
-        shape = {"ALL_ROWS": self.net.rows, "C": self.net.width, "ROWS": 64, "CHANNELS": channels}
-        kernels.total[grid](self.partial, found, self.count, **shape)
+        shape = {"ALL_ROWS": self.net.rows, "C": self.net.width, "ROWS": 64, "CHANNELS": 16}
+        kernels.total[(self.net.rows, self.net.width // 16)](self.partial, found, self.count, **shape)
 
     def fold(self) -> Tensor:
         """The gradient by the images, from that by their patches."""
@@ -416,34 +393,20 @@ class _Launch:
         ge = self._new(self.count, net.padded)
         dge = self._new(self.count, net.padded) if self.tangent else None
         shape = {"FEATURES": net.features, "CLASSES": net.classes, "PADDED": net.padded, "ROWS": 16}
-        shape |= {"BLOCK": min(4096 // net.padded, net.features), "TANGENT": self.tangent, "num_stages": 2, **self.dots}
+        shape |= {"BLOCK": min(4096 // net.padded, net.features), "TANGENT": self.tangent, "num_stages": 3, **self.dots}
         weight, bias = given.head
         dweight, dbias = moved.head if moved else (None, None)
         kernels.head[(-(-self.count // 16),)](
-            a,
-            da,
-            weight,
-            dweight,
-            bias,
-            dbias,
-            labels.contiguous(),
-            losses,
-            ge,
-            dge,
-            ga,
-            dga,
-            self.count,
-            total,
-            **shape,
-        )
-        shape["BLOCK"] = min(64, net.features)
-        with self.aside(features, ge, *(() if dge is None else (dge,))):
-            kernels.head_weights[(net.features // shape["BLOCK"],)](a, da, ge, dge, *out, self.count, **shape)
+            a, da, weight, dweight, bias, dbias, labels.contiguous(), losses, ge, dge, ga, dga, self.count, total, **shape
+        )  # fmt: skip
+        shape |= {"BLOCK": 16, "ROWS": 64, "num_warps": 2}
+        kernels.head_weights[(net.features // 16,)](a, da, ge, dge, *out, self.count, **shape)
         return both, losses
 
 
 def _tiles(kernel: str, block: Block, net: ConvNet, fused: bool, tangent: bool) -> dict[str, int]:
-    rows, channels, warps, stages, unroll = TILES[kernel, fused, tangent]
+    kind = "first" if fused else "large" if block.side > 8 else "small"
+    rows, channels, warps, stages, unroll = TILES[kernel, kind, tangent]
     if net.kind == torch.float32:  # twice the registers
         rows, stages, unroll = min(rows, 32), 1, 1
     return {

@@ -338,8 +338,6 @@ def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
         graph = torch.cuda.CUDAGraph()
-        # What a step does aside, on streams of common priority, gives way to it; other threads may go on meanwhile
-        main = torch.cuda.Stream(priority=-1)
-        with torch.cuda.graph(graph, pool=pool, stream=main, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
             step()
     return graph.replay

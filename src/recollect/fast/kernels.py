@@ -56,6 +56,19 @@ def _pixel(r, SIDE: tl.constexpr):
 
 
 @triton.jit
+def _pool(values):
+    """The sum over the pixels of each square, of a whole map: its places lie one behind the other."""
+    return tl.sum(tl.reshape(values, [4, values.shape[0] // 4, values.shape[1]]), 0)
+
+
+@triton.jit
+def _spread(values):
+    """The way back: a value for each square, at all of its pixels."""
+    four = tl.broadcast_to(values[None, :, :], [4, values.shape[0], values.shape[1]])
+    return tl.reshape(four, [4 * values.shape[0], values.shape[1]])
+
+
+@triton.jit
 def _moments(gram, n, k, TAPS: tl.constexpr, SIDE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr):
     """An image's mean patch, and the sum of products of its patches about it, from the parts that `unfold` left."""
     products = tl.zeros([K, K], tl.float32)
@@ -79,6 +92,7 @@ def forward(
     SQUARES: tl.constexpr = SIDE * SIDE // 4
     PIXELS: tl.constexpr = SIDE * SIDE
     TILE: tl.constexpr = ROWS if ROWS < SQUARES else SQUARES
+    WHOLE: tl.constexpr = not FUSED and ROWS >= PIXELS  # y is read once, and kept
     n = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     rows = tl.arange(0, ROWS)
@@ -95,10 +109,21 @@ def forward(
         if TANGENT:
             dweight = tl.load(dw + k[:, None] * C + c[None, :])
             dpivot = tl.sum(patch * dweight.to(tl.float32), 0)
-    else:  # moments about some pixel, so that nothing large cancels
+    elif not WHOLE:  # moments about some pixel, so that nothing large cancels
         pivot = tl.load(y + n * PIXELS * C + c).to(tl.float32)
 
-    if FUSED and not EXACT:  # and the patches' covariance the rest, to what cancels in float32
+    if WHOLE:
+        all_y = _y(y, None, None, None, n, rows, c, SIDE, C, K, FUSED, DOT)
+        mean = tl.sum(all_y, 0) / PIXELS
+        off_mean = all_y - mean[None, :]
+        variance = tl.sum(off_mean * off_mean, 0) / PIXELS
+        dmean = mean
+        covariance = variance
+        if TANGENT:
+            all_dy = _y(dy, ddy, None, None, n, rows, c, SIDE, C, K, FUSED, DOT)
+            dmean = tl.sum(all_dy, 0) / PIXELS
+            covariance = tl.sum(off_mean * (all_dy - dmean[None, :]), 0) / PIXELS
+    elif FUSED and not EXACT:  # and the patches' covariance the rest, to what cancels in float32
         response = tl.dot(spread, weight.to(tl.float32), input_precision="ieee")
         mean = pivot
         dmean = dpivot
@@ -143,15 +168,22 @@ def forward(
         alive = tl.zeros([TILE, CHANNELS], tl.float32)
         total = tl.zeros([TILE, CHANNELS], tl.float32)
         dtotal = tl.zeros([TILE, CHANNELS], tl.float32)
-        for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
-            r = place * SQUARES + start + squares
-            value = _y(y, None, x, weight, n, r, c, SIDE, C, K, FUSED, DOT)
-            here = value * slope + shift > 0
-            alive += tl.where(here, 1.0, 0.0)
-            total += tl.where(here, value - mean[None, :], 0.0)
+        if WHOLE:
+            here = all_y * slope + shift > 0
+            alive = _pool(tl.where(here, 1.0, 0.0))
+            total = _pool(tl.where(here, all_y - mean[None, :], 0.0))
             if TANGENT:
-                moving = _y(dy, ddy, x, dweight, n, r, c, SIDE, C, K, FUSED, DOT)
-                dtotal += tl.where(here, moving - dmean[None, :], 0.0)
+                dtotal = _pool(tl.where(here, all_dy - dmean[None, :], 0.0))
+        else:
+            for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
+                r = place * SQUARES + start + squares
+                value = _y(y, None, x, weight, n, r, c, SIDE, C, K, FUSED, DOT)
+                here = value * slope + shift > 0
+                alive += tl.where(here, 1.0, 0.0)
+                total += tl.where(here, value - mean[None, :], 0.0)
+                if TANGENT:
+                    moving = _y(dy, ddy, x, dweight, n, r, c, SIDE, C, K, FUSED, DOT)
+                    dtotal += tl.where(here, moving - dmean[None, :], 0.0)
         out = (n * SQUARES + start + squares)[:, None] * C + c[None, :]
         total *= scale[None, :]
         kind = a.dtype.element_ty
@@ -182,9 +214,15 @@ def backward(
     SQUARES: tl.constexpr = SIDE * SIDE // 4
     PIXELS: tl.constexpr = SIDE * SIDE
     TILE: tl.constexpr = ROWS if ROWS < SQUARES else SQUARES
+    WHOLE: tl.constexpr = not FUSED and ROWS >= PIXELS
     n = tl.program_id(0)
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     squares = tl.arange(0, TILE)
+    if WHOLE:  # read y while the sums below are taken
+        pixels = tl.arange(0, PIXELS)
+        all_y = _y(y, None, None, None, n, pixels, c, SIDE, C, K, FUSED, DOT)
+        if TANGENT:
+            all_dy = _y(dy, ddy, None, None, n, pixels, c, SIDE, C, K, FUSED, DOT)
 
     betas = tl.zeros([TILE, CHANNELS], tl.float32)
     gammas = tl.zeros([TILE, CHANNELS], tl.float32)
@@ -264,31 +302,45 @@ def backward(
             if ddga is not None:
                 moving += tl.load(ddga + at).to(tl.float32)
             v = given * dfactor[None, :] + moving * (factor * 0.25)[None, :]
-        for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
-            r = place * SQUARES + start + squares
-            if FUSED:
-                patches = tl.load(x + (n * PIXELS + r)[:, None] * K + k[None, :])
-                here = tl.dot(patches, weight, input_precision=DOT) * slope + shift > 0
-                alive_v = tl.where(here, v, 0.0).to(kind)
-                by_weight += tl.dot(tl.trans(patches), alive_v, input_precision=DOT)
-                if TANGENT:
-                    by_patch = tl.dot(tl.where(here, u, 0.0).to(kind), tl.trans(dweight), input_precision=DOT)
-                    by_patch += tl.dot(alive_v, tl.trans(weight), input_precision=DOT)
-                    by_patch += tl.dot(patches, across, input_precision=DOT)
-                    by_patch += constant[None, :]
-                    out = ((tl.program_id(1) * images + n) * TAPS + k)[None, :] * PIXELS + r[:, None]
-                    tl.store(gx + out, by_patch.to(gx.dtype.element_ty), mask=(k < TAPS)[None, :])
-            else:
-                value = _y(y, None, None, None, n, r, c, SIDE, C, K, FUSED, DOT)
-                here = value * slope + shift > 0
-                value -= mean[None, :]
-                out = (n * PIXELS + _pixel(r, SIDE))[:, None] * C + c[None, :]
-                by_y = tl.where(here, u, 0.0) + A[None, :] * value + B[None, :]
-                tl.store(gy + out, by_y.to(gy.dtype.element_ty))
-                if TANGENT:
-                    moved = _y(dy, ddy, None, None, n, r, c, SIDE, C, K, FUSED, DOT) - dmean[None, :]
-                    dby_y = tl.where(here, v, 0.0) + A[None, :] * moved + CC[None, :] * value + E[None, :]
-                    tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
+            if FUSED:  # only matrix products are to come: half the registers
+                u = u.to(kind)
+                v = v.to(kind)
+        if WHOLE:
+            here = all_y * slope + shift > 0
+            value = all_y - mean[None, :]
+            out = (n * PIXELS + _pixel(pixels, SIDE))[:, None] * C + c[None, :]
+            by_y = tl.where(here, _spread(u), 0.0) + A[None, :] * value + B[None, :]
+            tl.store(gy + out, by_y.to(gy.dtype.element_ty))
+            if TANGENT:
+                dby_y = tl.where(here, _spread(v), 0.0) + A[None, :] * (all_dy - dmean[None, :])
+                dby_y += CC[None, :] * value + E[None, :]
+                tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
+        else:
+            for place in tl.range(0, 4, loop_unroll_factor=UNROLL):
+                r = place * SQUARES + start + squares
+                if FUSED:
+                    patches = tl.load(x + (n * PIXELS + r)[:, None] * K + k[None, :])
+                    here = tl.dot(patches, weight, input_precision=DOT) * slope + shift > 0
+                    alive_v = tl.where(here, v, 0.0).to(kind)
+                    by_weight += tl.dot(tl.trans(patches), alive_v, input_precision=DOT)
+                    if TANGENT:
+                        by_patch = tl.dot(tl.where(here, u, 0.0).to(kind), tl.trans(dweight), input_precision=DOT)
+                        by_patch += tl.dot(alive_v, tl.trans(weight), input_precision=DOT)
+                        by_patch += tl.dot(patches, across, input_precision=DOT)
+                        by_patch += constant[None, :]
+                        out = ((tl.program_id(1) * images + n) * TAPS + k)[None, :] * PIXELS + r[:, None]
+                        tl.store(gx + out, by_patch.to(gx.dtype.element_ty), mask=(k < TAPS)[None, :])
+                else:
+                    value = _y(y, None, None, None, n, r, c, SIDE, C, K, FUSED, DOT)
+                    here = value * slope + shift > 0
+                    value -= mean[None, :]
+                    out = (n * PIXELS + _pixel(r, SIDE))[:, None] * C + c[None, :]
+                    by_y = tl.where(here, u, 0.0) + A[None, :] * value + B[None, :]
+                    tl.store(gy + out, by_y.to(gy.dtype.element_ty))
+                    if TANGENT:
+                        moved = _y(dy, ddy, None, None, n, r, c, SIDE, C, K, FUSED, DOT) - dmean[None, :]
+                        dby_y = tl.where(here, v, 0.0) + A[None, :] * moved + CC[None, :] * value + E[None, :]
+                        tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
     if FUSED:
         tl.store(part[None, :] + k[:, None] * C, by_weight)
 
@@ -296,27 +348,25 @@ def backward(
 @triton.jit
 def unfold(
     images, x, gram, PIXELS: tl.constexpr,
-    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-    DOT: tl.constexpr,
+    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """The 3x3 patches of PIXELS pixels of an image, [pixels, K], zero beyond their 9 INPUTS values; and the sum of products of
     these patches, each with a 1 behind its values, so that their sum is among the products."""
     n = tl.program_id(0)
-    k = tl.arange(0, K)
-    products = tl.zeros([K, K], tl.float32)
-    for start in range(0, PIXELS, ROWS):
-        r = tl.program_id(1) * PIXELS + start + tl.arange(0, ROWS)
-        pixel = _pixel(r, SIDE)[:, None]
-        row = pixel // SIDE + (k // 3 % 3)[None, :] - PADDING
-        column = pixel % SIDE + (k % 3)[None, :] - PADDING
-        inside = (k < 9 * INPUTS)[None, :] & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
-        at = ((n * INPUTS + k // 9)[None, :] * SOURCE + row) * SOURCE + column
-        patches = tl.load(images + at, mask=inside, other=0.0).to(x.dtype.element_ty)
-        tl.store(x + (n * SIDE * SIDE + r)[:, None] * K + k[None, :], patches)
-        marked = tl.where((k == 9 * INPUTS)[None, :], 1.0, patches.to(tl.float32)).to(x.dtype.element_ty)
-        products += tl.dot(tl.trans(marked), marked, input_precision=DOT)
-    out = (n * tl.num_programs(1) + tl.program_id(1)) * K * K
-    tl.store(gram + out + k[:, None] * K + k[None, :], products)
+    k = tl.arange(0, K)[:, None]
+    r = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
+    pixel = _pixel(r, SIDE)[None, :]
+    down = k // 3 % 3 - PADDING
+    right = k % 3 - PADDING
+    row = pixel // SIDE + down
+    column = pixel % SIDE + right
+    inside = (k < 9 * INPUTS) & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
+    at = (n * INPUTS + k // 9) * SOURCE * SOURCE + down * SOURCE + right + pixel // SIDE * SOURCE + pixel % SIDE
+    patches = tl.load(images + at, mask=inside, other=0.0).to(x.dtype.element_ty)  # [K, pixels]: neighbours side by side
+    tl.store(x + (n * SIDE * SIDE + r)[:, None] * K + tl.arange(0, K)[None, :], tl.trans(patches))
+    marked = tl.where(k == 9 * INPUTS, 1.0, patches.to(tl.float32)).to(x.dtype.element_ty)
+    out = (n * tl.num_programs(1) + tl.program_id(1)) * K * K + k * K + tl.arange(0, K)[None, :]
+    tl.store(gram + out, tl.dot(marked, tl.trans(marked), input_precision=DOT))
 
 
 @triton.jit
