@@ -28,7 +28,7 @@ def test_round_trip(config):
 def test_a_wrong_type_is_named(field):
     values = to_json(DistillConfig())
     wrong: list[object] = [[], {}, object(), ["convnet"]]
-    if field not in ("network", "augment", "device"):
+    if field not in ("network", "augment", "device", "start"):
         wrong += ["", "a word", "1"]
     if typing.get_type_hints(DistillConfig)[field] is not bool:
         wrong += [True]

@@ -452,3 +452,20 @@ def test_memories_on_the_way_are_kept(tmp_path):
     last = Memory.load(tmp_path / "whole" / "memory-6.safetensors")
     assert torch.equal(last.bases, whole.bases)
     assert last.header.made["steps"] == 6
+
+
+def test_goes_on_from_a_memory(tmp_path):
+    path = tmp_path / "first.safetensors"
+    first = distill(toy(), CONFIG)
+    first.save(path)
+    config = replace(CONFIG, bases=None, start=str(path), inner_steps=6, outer_steps=1, outer_lr=1e-9)
+    again = distill(toy(), config, run=tmp_path / "run")
+    for ours, theirs in ((again.bases, first.bases), (again.addressing, first.addressing)):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+    assert again.header.made["start"] == first.header.made
+    with pytest.raises(RecollectError, match=r"has downsample 1, this run 2: give a memory of the same kind"):
+        distill(toy(), replace(config, downsample=2))
+    with pytest.raises(RecollectError, match=r"'bases': 4.* cannot become {'bases': 3}"):
+        distill(toy(), replace(config, bases=3))
+    with pytest.raises(RecollectError, match="nowhere"):
+        distill(toy(), replace(config, start=str(tmp_path / "nowhere")))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,15 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
         raise RecollectError(
             f"images_per_class is {config.images_per_class}, but no class has more than {most}: give fewer"
         )
+    start = _start(config, images) if config.start else None
+    if start:
+        own = {"bases": len(start.bases), "matrices": len(start.addressing)}
+        given = {name: getattr(config, name) for name in own if getattr(config, name) is not None}
+        if any(given[name] != own[name] for name in given):
+            raise RecollectError(
+                f"{config.start} has {own}, which cannot become {given}: leave them out, or start afresh"
+            )
+        config = replace(config, **(own if config.addressing == "learned" else {}))
     budget = _budget(config, images)
     if config.addressing == "one-hot":
         bases = budget.per_class() * classes
@@ -107,6 +116,22 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     return replace(config, **decided, preprocess=preprocess, device=device)
 
 
+def _start(config: DistillConfig, images: Images) -> Memory:
+    """The memory that a run goes on from, if it is of these images and settings."""
+    memory = Memory.load(Path(config.start or ""))
+    for what, theirs, ours in (
+        ("classes", memory.class_names, images.class_names),
+        ("image shape", memory.image_shape, images.shape),
+        ("downsample", memory.header.downsample, config.downsample),
+        ("addressing", memory.header.addressing, config.addressing),
+        ("query", "images" if memory.encoder else "labels", config.query),
+        ("query size", memory.addressing.shape[1], config.query_size if memory.encoder else images.classes),
+    ):
+        if theirs != ours:
+            raise RecollectError(f"{config.start} has {what} {theirs}, this run {ours}: give a memory of the same kind")
+    return memory
+
+
 def _budget(config: DistillConfig, images: Images) -> Budget:
     size = config.query_size if config.query == "images" else None
     return Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision, size)
@@ -139,6 +164,8 @@ class State:
     skipped: int = 0
     """outer steps without a finite gradient, in all"""
     skipped_in_a_row: int = 0
+    before: dict[str, Any] = field(default_factory=dict)
+    """how the memory that this run goes on from was made"""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -189,8 +216,15 @@ def first_state(config: DistillConfig, images: Images) -> State:
         optimiser = torch.optim.SGD(groups, lr=config.outer_lr, momentum=config.outer_momentum)
     else:
         optimiser = torch.optim.Adam(groups, lr=config.outer_lr, betas=(config.outer_momentum, 0.999))
-    tensors = [bases, addressing, *encoder.values()]
-    return State(bases, addressing, encoder, optimiser, [tensor.detach().clone() for tensor in tensors])
+    tensors, before = [bases, addressing, *encoder.values()], {}
+    if config.start:
+        start = _start(config, images)
+        before = start.header.made
+        with torch.no_grad():
+            for mine, theirs in zip(tensors, [start.bases, start.addressing, *start.encoder.values()], strict=True):
+                mine.copy_(theirs)
+    average = [tensor.detach().clone() for tensor in tensors]
+    return State(bases, addressing, encoder, optimiser, average, before=before)
 
 
 def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
@@ -429,6 +463,7 @@ def to_memory(state: State, images: Images, config: DistillConfig, preprocess: P
             "recollect": recollect.__version__,
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name() if config.device.startswith("cuda") else "cpu",
+            **({"start": state.before} if state.before else {}),
         },
         budget={
             "name": budget.name,
