@@ -178,6 +178,24 @@ def test_a_fresh_start_is_torchs_own():
     assert all(torch.equal(fresh[name], p) for name, p in module.named_parameters())
 
 
+@pytest.mark.parametrize("name", NARROW)
+def test_drawn_on_a_gpu_as_torch_initialises(name):
+    """By the draws of a GPU, here made on the CPU: the same bounds and deviations, and the norms' constants."""
+    network = Network(name, (3, 16, 16), 5)
+    ours, theirs = network._uniform(torch.Generator().manual_seed(1)), network.fresh(0)
+    assert list(ours) == list(theirs)
+    for name, p in theirs.items():
+        assert ours[name].shape == p.shape
+        if p.numel() > 500:
+            assert 0.9 < float(ours[name].std() / p.std()) < 1.1
+            assert 0.95 < float(ours[name].abs().max() / p.abs().max()) < 1.05
+            assert not torch.equal(ours[name], p)  # another seed, another start
+        elif p.unique().numel() == 1:
+            assert torch.equal(ours[name], p)
+    again = network._uniform(torch.Generator().manual_seed(1))
+    assert all(torch.equal(ours[name], p) for name, p in again.items())
+
+
 def test_the_global_generators_are_left_alone(monkeypatch):
     def reseeded(*_):
         raise AssertionError("the generators of the GPUs were reseeded")

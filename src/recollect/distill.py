@@ -296,7 +296,7 @@ class Distiller:
         }
         if self.on_gpu:
             arguments = (drawn.starts, recalled.detach(), labels, query)
-            found = self.engine.together(*arguments, **options, longest=config.inner_steps)
+            found = self.engine.together(*arguments, **options, longest=config.inner_steps, weights=False)
             self.ahead[state.step + 1] = self._draw(state.step + 1, len(state.addressing))  # while the GPU is busy
         else:
             found = [
@@ -332,7 +332,7 @@ class Distiller:
         matrices *= config.shots if self.encoder else 1
         starts, steps = [], None
         for _ in range(config.networks_per_step):
-            params = self.network.fresh(int(torch.randint(2**62, (), generator=generator)))
+            params = self.network.drawn(int(torch.randint(2**62, (), generator=generator)), config.device)
             batches = self._batches(len(labels), matrices, steps, generator)
             starts.append(Start(params, batches, self._augmentation(shared, batches.shape, generator)))
             steps = len(batches)

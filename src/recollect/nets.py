@@ -9,6 +9,7 @@ that a norm never sees a single pixel.
 import inspect
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -156,7 +157,7 @@ class Network:
 
     def __init__(self, network: "str | Constructor", shape: Shape, classes: int):
         self.construct = constructor(network)
-        self.shape, self.classes = shape, classes
+        self.shape, self.classes, self.named = shape, classes, isinstance(network, str)
         if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
             raise RecollectError(f"images of {shape[1]}x{shape[2]} are too small for '{network}': use mlp")
         self.module = self._build(0)
@@ -174,6 +175,37 @@ class Network:
     def fresh(self, seed: int, device: "torch.device | str" = "cpu") -> Params:
         """Newly initialised parameters: the same seed gives the same floats."""
         return {name: p.detach().to(device) for name, p in self._build(seed).named_parameters()}
+
+    def drawn(self, seed: int, device: "torch.device | str") -> Params:
+        """Fresh parameters where they are needed: on a GPU drawn there, from the same distributions, which costs the host
+        nothing; other numbers than `fresh` has for that seed."""
+        if torch.device(device).type == "cpu" or not self.named:
+            return self.fresh(seed, device)
+        return self._uniform(torch.Generator(device).manual_seed(seed))
+
+    def _uniform(self, generator: torch.Generator) -> Params:
+        """As the modules of named networks initialise themselves: weights and biases uniform, norms one and zero."""
+        low, width = self._bounds(generator.device)
+        vector = torch.addcmul(low, torch.rand(len(low), generator=generator, device=generator.device), width)
+        shapes = {name: p.shape for name, p in self.module.named_parameters()}
+        pieces = vector.split([shape.numel() for shape in shapes.values()])
+        return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+    @lru_cache(maxsize=4)  # noqa: B019 (a network lives as long as its run)
+    def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The least value of every parameter, and how much further it can be; in one vector each."""
+        low, width = [], []
+        for name, p in self.module.named_parameters():
+            owner = self.module.get_submodule(name.rpartition(".")[0])
+            if isinstance(owner, InstanceNorm):
+                low.append(p.detach().flatten())
+                width.append(torch.zeros(p.numel()))
+            else:
+                assert isinstance(owner, nn.Linear | nn.Conv2d), type(owner)
+                bound = owner.weight[0].numel() ** -0.5
+                low.append(torch.full((p.numel(),), -bound))
+                width.append(torch.full((p.numel(),), 2 * bound))
+        return torch.cat(low).to(device), torch.cat(width).to(device)
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
         return functional_call(self.module, params, (images,))

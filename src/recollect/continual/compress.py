@@ -101,7 +101,7 @@ class Unroller:
     ) -> Tensor:
         """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]"""
         if self.engine:
-            found = self.engine.together(starts, images, labels, query, **options)
+            found = self.engine.together(starts, images, labels, query, **options, weights=False)
         else:
             found = [
                 unroll.metagradient(
@@ -195,7 +195,7 @@ class Compressor:
         """A fresh network, what each of its inner steps sees of the recalled images, and how augmented."""
         steps, matrices, each = self.config.inner_steps, self.size.matrices, self.config.inner_per_class
         generator = seeded(self.stream.seed, INNER, task, self.step, copy)
-        params = self.unroll.network.fresh(int(torch.randint(2**62, (), generator=generator)))
+        params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
         rows = torch.arange(self.classes * matrices).expand(steps, -1)  # [T, B]
         if each < matrices:
             picks = torch.rand(steps, self.classes, matrices, generator=generator).argsort(-1)[..., :each]

@@ -255,8 +255,9 @@ def profile_steps(batch: int = 320) -> str:
     return found.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
 
 
-def exactness(lengths: tuple[int, ...] = (20, 150)) -> dict[str, Any]:
-    """Each precision's metagradient against float64 autograd's: relative error and cosine similarity.
+def exactness(unrolls: tuple[tuple[int, int], ...] = ((20, 320), (150, 100))) -> dict[str, Any]:
+    """Each precision's metagradient against float64 autograd's, for unrolls of (steps, images a step): relative error and
+    cosine similarity.
 
     Where a pixel comes as near to the ReLU's kink as rounding reaches, two roundings take different sides, and the
     metagradient, which is not continuous there, differs by more than rounding. How much is in the row of float64 against
@@ -298,9 +299,9 @@ def exactness(lengths: tuple[int, ...] = (20, 150)) -> dict[str, Any]:
     batches = torch.stack([torch.randperm(20, generator=generator)[:2] for _ in range(20)]).cuda()
     query = torch.randn(10, 1, 8, 8, generator=generator).cuda(), torch.arange(10).cuda()
     settings = [("T = 20, 2 images of 8x8 a step, width 16", small, small.fresh(0), images, batches, query)]
-    for steps in lengths:
-        params, images, labels, batches, query = problem(Setting("", 320, steps))
-        settings.append((f"T = {steps}, 320 images a step", network, params, images, batches, query))
+    for steps, batch in unrolls:
+        params, images, labels, batches, query = problem(Setting("", batch, steps))
+        settings.append((f"T = {steps}, {batch} images a step", network, params, images, batches, query))
     for name, net, params, images, batches, query in settings:
         labels = (torch.arange(len(images)) * CLASSES // len(images)).cuda()
         single = ({n: p.cuda() for n, p in params.items()}, images.cuda(), labels, batches, query)

@@ -86,11 +86,13 @@ class Engine:
         window: int | None = None,
         optimiser: Optimiser = "sgd",
         longest: int | None = None,
+        weights: bool = True,
     ) -> list[MetaGradient]:
         """One metagradient for each inner network, all of them of the same length.
 
         `images`, `labels` and `query` are the same for all of them; or with one more dimension in front, each has its own.
         `longest` is the longest unroll to come: up to it, unrolls of different lengths share their captured steps.
+        Where `weights` are not wanted, `params` are left empty.
         """
         steps, batch = starts[0].batches.shape
         window = unroll.checked_window(window, steps)
@@ -117,7 +119,7 @@ class Engine:
                     if largest == 1:
                         raise
                     self._split(-(-largest // 2))
-        return self.plans[key].run(starts, images, labels, query)
+        return self.plans[key].run(starts, images, labels, query, weights)
 
     def needs(self, networks: int, batch: int, query: int, window: int, optimiser: Optimiser = "sgd") -> int:
         """About how many bytes an unroll takes: the trajectory, and a pass twice over, which leaves room for the
@@ -207,7 +209,7 @@ class _Plan:
         )
 
     def run(
-        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor]
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], weights: bool
     ) -> list[MetaGradient]:
         self.images.copy_(images)
         self.labels.copy_(labels)
@@ -221,13 +223,13 @@ class _Plan:
         self.judge()
         for _ in range(self.window):
             self.adjoint()
-        found = [(inner, k) for inner in self.inner for k in range(len(inner.theta))]
-        return [
-            MetaGradient(
-                inner.value[k].clone(), inner.by_images[k].clone(), self.flat.unpack(inner.theta[k], start.params)
-            )
-            for (inner, k), start in zip(found, starts, strict=True)
-        ]
+        found = []
+        for inner, group in zip(self.inner, self.groups, strict=True):
+            parts = inner.value.clone(), inner.by_images.clone(), inner.theta
+            for start, value, by_images, theta in zip((starts[k] for k in group), *parts, strict=True):
+                params = self.flat.unpack(theta, start.params) if weights else {}
+                found.append(MetaGradient(value, by_images, params))
+        return found
 
     def _side_by_side(self, step: Callable[[_Inner, range], None]) -> None:
         """The step of every inner network; on a GPU each on a stream of its own, so that they become parallel branches."""
