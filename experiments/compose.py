@@ -13,9 +13,11 @@ import ast
 import shlex
 import statistics
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,7 @@ from recollect.runs import environment
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
+NOT_SETTINGS = ("root", "out", "memories", "group", "together")  # where and how, but not what
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--full-batch", type=int, default=64)
     parser.add_argument("--on", choices=["test", "validation"], default="test")
     parser.add_argument("--group", type=int, default=100, help="trainings at a time")
+    parser.add_argument("--together", type=int, default=5, help="distillations that share a GPU at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
@@ -62,9 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
-    settings = {name: value for name, value in vars(given).items() if name not in ("root", "out", "memories", "group")}
+    settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
     found = _begun(given.out, settings, arguments)
-    memories = distil_all(images, tasks, config, preprocess, given.memories, found, given.out)
+    memories = distil_all(images, tasks, config, preprocess, given.memories, found, given.out, given.together)
     recipe = memory_recipe(memories[0])
     recipe = replace(recipe, epochs=given.epochs or recipe.epochs)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
@@ -142,27 +146,33 @@ def distil_all(
     folder: Path,
     found: dict,
     out: Path,
+    together: int,
 ) -> list[Memory]:
-    """One memory for each task, from its file where there is one."""
-    memories = []
-    for number, task in enumerate(tasks):
-        path = folder / f"task-{number:02d}.safetensors"
+    """One memory for each task, from its file where there is one; on a GPU some at the same time."""
+    writing = threading.Lock()
+
+    def one(number: int) -> Memory:
+        task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
         decided = replace(resolve(config, of_task), seed=config.seed + number)
         if not path.exists():
             began = time.perf_counter()
             told = partial(show, f"task {number + 1} of {len(tasks)}")
-            memory = distill(of_task, decided, preprocess=preprocess, progress=told)
+            with torch.cuda.stream(torch.cuda.Stream() if decided.device != "cpu" else None):
+                memory = distill(of_task, decided, preprocess=preprocess, progress=told)
             memory.save(path)
             minutes = (time.perf_counter() - began) / 60
-            found["distilled"][path.name] = {"classes": task, "floats": memory.floats, "minutes": minutes}
-            write_json(out, found)
+            with writing:
+                found["distilled"][path.name] = {"classes": task, "floats": memory.floats, "minutes": minutes}
+                write_json(out, found)
         memory = Memory.load(path)
         if memory.header.made["config"] != to_json(decided) or memory.class_names != tuple(task):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
-        memories.append(memory)
-    return memories
+        return memory
+
+    with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
+        return list(pool.map(one, range(len(tasks))))
 
 
 def show(name: str, line: dict[str, Any]) -> None:
