@@ -224,8 +224,8 @@ def train(
         return [_train_one(network, part, recipe, seed, device, watch) for part, seed in zip(parts, seeds, strict=True)]
     if device.startswith("cuda"):
         flat, used = fast.passes(network, device, compute, half=False)
-        with torch.cuda.device(device), precision(used, flat.benchmark):
-            return train_captured(flat, parts, recipe, seeds, device)
+        with torch.cuda.device(device):
+            return train_captured(flat, parts, recipe, seeds, device, used)
     if len(parts) == 1:
         return [_train_one(network, parts[0], recipe, seeds[0])]
     return _train_together(network, parts, recipe, seeds)

@@ -105,20 +105,20 @@ class Engine:
         shapes = (len(starts), batch, images.shape, query[0].shape, images.dtype, images.device)
         capacity = max(steps, longest or 0)
         key = (shapes, names, window, capacity, lr, momentum, bridge, optimiser)
-        with precision(self.compute, self.flat.benchmark):
-            while key not in self.plans:
-                while len(self.plans) >= MOST_PLANS:
-                    self.plans.pop(next(iter(self.plans)))  # its graphs hold memory
-                flat = Pieces(self.flat, self.most) if self.most else self.flat
-                try:
+        while key not in self.plans:
+            while len(self.plans) >= MOST_PLANS:
+                self.plans.pop(next(iter(self.plans)))  # its graphs hold memory
+            flat = Pieces(self.flat, self.most) if self.most else self.flat
+            try:
+                with precision(self.compute, self.flat.benchmark):
                     self.plans[key] = _Plan(
                         flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser
                     )
-                except torch.OutOfMemoryError:
-                    largest = self.most or max(batch, query[1].shape[-1])
-                    if largest == 1:
-                        raise
-                    self._split(-(-largest // 2))
+            except torch.OutOfMemoryError:
+                largest = self.most or max(batch, query[1].shape[-1])
+                if largest == 1:
+                    raise
+                self._split(-(-largest // 2))
         return self.plans[key].run(starts, images, labels, query, weights)
 
     def needs(self, networks: int, batch: int, query: int, window: int, optimiser: Optimiser = "sgd") -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from recollect.config import Recipe
 from recollect.data import augment
 from recollect.distill import seeded
-from recollect.fast.engine import captured
+from recollect.fast.engine import captured, precision
 from recollect.fast.flat import Flat
 from recollect.nets import Params
 
@@ -29,7 +29,7 @@ def batches(count: int, recipe: Recipe, generator: torch.Generator) -> Iterator[
 
 
 def train(
-    flat: Flat, parts: list[tuple[Tensor, Tensor]], recipe: Recipe, seeds: list[int], device: str
+    flat: Flat, parts: list[tuple[Tensor, Tensor]], recipe: Recipe, seeds: list[int], device: str, compute: str = "fp32"
 ) -> list[Params]:
     """One network for each part, by SGD with momentum from fresh parameters.
 
@@ -37,11 +37,13 @@ def train(
 
     Arguments:
         parts: (images as a network sees them, labels), on any device; a part that follows itself is not sent again.
+        compute: the precision of the library's own products.
     """
     plan, trained = None, []
     for (images, labels), seed in zip(parts, seeds, strict=True):
         if plan is None or plan.images.shape != images.shape:
-            plan = _Plan(flat, images, recipe, torch.device(device))
+            with precision(compute, flat.benchmark):
+                plan = _Plan(flat, images, recipe, torch.device(device))
         trained.append(plan.run(images, labels, seed))
     return trained
 
