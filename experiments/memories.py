@@ -30,7 +30,7 @@ LEGS: dict[str, list[dict[str, Any]]] = {
         {"augment": "flip", "inner_steps": 250, "window": 60, "outer_lr": 0.02, "outer_steps": 9500},
     ],
 }
-KEPT = 8  # memories on the way, of each leg
+KEPT = 5  # memories on the way, of each leg
 
 
 def main() -> None:
@@ -74,11 +74,15 @@ def distilled(images: recollect.Images, folder: Path, steps: int | None) -> list
 
 def finish(images: recollect.Images, runs: list[Run], out: Path) -> None:
     curve, legs, minutes, steps = [], [], 0.0, 0
+    memory = recollect.Memory.load(runs[-1].memory_path)
+    fitted = memory.preprocess(images)  # to the same images for all legs: whitening takes a while
     for run in runs:
         lines = run.metrics()
         for path in sorted(run.folder.glob("memory-*.safetensors"), key=_step):
             spent = minutes + sum(line["seconds"] for line in lines[: _step(path)]) / 60
-            found = recollect.evaluate(recollect.Memory.load(path), images, networks=5, on="validation")
+            kept = recollect.Memory.load(path)
+            kept.fitted = fitted
+            found = recollect.evaluate(kept, images, networks=5, on="validation")
             curve.append({"step": steps + _step(path), "minutes": spent, "mean": found.mean, "n": 5})
             curve[-1]["deviation"] = found.deviation
             print(images.name, curve[-1], flush=True)
@@ -86,7 +90,6 @@ def finish(images: recollect.Images, runs: list[Run], out: Path) -> None:
         steps += len(lines)
         losses = [[line["step"], line["loss"]] for line in lines[:: max(1, len(lines) // 200)]]
         legs.append({"config": run.config["distill"], "losses": losses})
-    memory = recollect.Memory.load(runs[-1].memory_path)
     test = recollect.evaluate(memory, images, networks=20)
     print(f"{images.name}: {test.mean:.2f} ± {test.deviation:.2f} on test (n = 20)", flush=True)
     out.mkdir(parents=True, exist_ok=True)
