@@ -86,10 +86,11 @@ class General:
 
     def unpack(self, vector: Tensor, like: Params) -> Params:
         """Tensors of their own: torch.compile cannot take the tangent of a view (torch 2.11)."""
+        return {name: view.clone() for name, view in self._views(vector).items()}
+
+    def _views(self, vector: Tensor) -> Params:
         pieces = vector.split([shape.numel() for shape in self.shapes.values()])
-        return {
-            name: piece.clone().view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
+        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         found = self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
@@ -109,7 +110,7 @@ class General:
 
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """The same of several networks, stacked: [S, P] for [S, P], [S, B, ...], [S, B]."""
-        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self.unpack(v, {}), x, y)))(
+        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self._views(v), x, y)))(
             vectors, images, labels
         )
 
@@ -117,7 +118,7 @@ class General:
         """([S, P], [S]); the images may be the same for all."""
 
         def one(vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            slope, value = grad_and_value(self.network.loss)(self.unpack(vector, {}), x, y)
+            slope, value = grad_and_value(self.network.loss)(self._views(vector), x, y)
             return self.pack(slope), value
 
         return vmap(one, (0, 0 if images.ndim == 5 else None, 0 if labels.ndim == 2 else None))(vectors, images, labels)
@@ -127,8 +128,8 @@ class General:
 
         def one(vector: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
             gradients = grad(self.network.loss, argnums=(0, 1))
-            tangents = (self.unpack(direction, {}),)
-            curvature, by_x = jvp(lambda theta: gradients(theta, x, y), (self.unpack(vector, {}),), tangents)[1]
+            tangents = (self._views(direction),)
+            curvature, by_x = jvp(lambda theta: gradients(theta, x, y), (self._views(vector),), tangents)[1]
             return self.pack(curvature), by_x
 
         return vmap(one)(vectors, images, labels, mu)
