@@ -18,13 +18,13 @@ from recollect import Memory, RecollectError
 from recollect.cli import main
 from recollect.continual import run as run_module
 from recollect.continual import show
-from recollect.continual.config import LEARNERS, ContinualConfig
+from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
 from recollect.continual.run import Result, run
 
-CONFIG = ContinualConfig(
-    tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4,
-    glances=1, gdumb_epochs=2, all_epochs=2,
+CONFIG = replace(
+    STREAMS["rotations"], tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1,
+    replay=4, glances=1, gdumb_epochs=2, all_epochs=2,
 )  # fmt: skip
 NAMES = ["tasks", "per_task", "buffer", "network", "bases", "inner_steps", "outer_per_batch", "replay", "glances"]
 NAMES += ["gdumb_epochs", "all_epochs"]
@@ -329,7 +329,7 @@ def test_damaged_files(call, whole, folder):
 
 
 def test_an_error_in_a_worker_is_the_user_s_error(toy_images):
-    config = replace(CONFIG, inner_lr=1e6, outer_per_batch=20)
+    config = replace(CONFIG, inner_lr=1e6, outer_per_batch=20, outer_optimiser="sgd", outer_lr=0.1, clip_running=0.0)
     with pytest.raises(RecollectError, match="was not finite 20 times in a row"):
         run(toy_images, config, out="wrong", seeds=1, learners=["compress"], workers=2)
 

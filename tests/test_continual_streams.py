@@ -170,7 +170,9 @@ def test_the_paper_s_streams():
     for name, numbers in expected.items():
         c = stream_config(name)
         assert (c.tasks, c.per_task, c.buffer, c.bases, c.downsample, c.outer_per_batch) == numbers
-        assert (c.batch, c.outer_lr, c.outer_momentum, c.inner_lr, c.inner_momentum) == (10, 0.1, 0.5, 0.01, 0.9)
+        assert (c.batch, c.inner_momentum) == (10, 0.9)
+    c = ContinualConfig()  # the presets of the streams have rates of their own
+    assert (c.batch, c.outer_lr, c.outer_momentum, c.inner_lr, c.inner_momentum) == (10, 0.1, 0.5, 0.01, 0.9)
     assert STREAMS["cifar100"].classes_per_task == 5
     assert STREAMS["cifar100"].network == "lamaml"
     for config in STREAMS.values():
