@@ -69,6 +69,7 @@ class Reservoir:
 
     def add(self, batch: Batch) -> None:
         """The n-th sample is kept with probability capacity / n, in the place of any other."""
+        self.images = self.images.to(batch.images.dtype)  # uint8 of our streams, floats of others'
         numbers = self.seen + torch.arange(1, len(batch.labels) + 1)
         drawn = (torch.rand(len(numbers), dtype=torch.float64, generator=self.generator) * numbers).long()
         places = torch.where(numbers <= self.capacity, numbers - 1, drawn)

@@ -118,9 +118,11 @@ class _TaskNetworks:
             found = train(self._network(tasks[0]), some, recipe, seeds, self.device, self.config.compute)
             self.params.update(zip(tasks, found, strict=True))
 
+    def logits(self, images: Tensor, task: int) -> Tensor:
+        return _logits(self._network(task), self.params[task], images, self.stream, self.device)
+
     def predict(self, images: Tensor, task: int) -> Tensor:
-        logits = _logits(self._network(task), self.params[task], images, self.stream, self.device)
-        return torch.tensor(self.stream.task_classes[task], device=self.device)[logits.argmax(1)]
+        return torch.tensor(self.stream.task_classes[task], device=self.device)[self.logits(images, task).argmax(1)]
 
     def _network(self, task: int) -> Network:
         return Network(self.config.network, self.stream.shape, len(self.stream.task_classes[task]))
@@ -158,12 +160,21 @@ class Compress:
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
             return self._predict_union(images)
+        self._recall(task)
+        return self._networks.predict(images, task)
+
+    def logits(self, images: Tensor, task: int) -> Tensor:
+        """[N, classes of the task], of the network that the task's memory trains."""
+        self._recall(task)
+        return self._networks.logits(images, task)
+
+    def _recall(self, task: int) -> None:
+        """Networks from the memories that have none yet."""
         _check_seen(task, len(self.memories))
         missing = [t for t in range(len(self.memories)) if t not in self._networks.params]
         if missing:
             recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
             self._networks.train({t: self.memories[t].recall() for t in missing}, recipe)
-        return self._networks.predict(images, task)
 
     def _predict_union(self, images: Tensor) -> Tensor:
         _check_seen(0, len(self.memories))

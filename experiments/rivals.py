@@ -1,0 +1,195 @@
+"""GEM, MER and La-MAML beside our learners: Avalanche's own strategies on our streams, judged as all others are.
+
+    python experiments/rivals.py --root DATA --runs runs --out experiments/rivals.json [--streams rotations many --seeds 5]
+    python experiments/rivals.py --root DATA --runs /tmp/search --out /tmp/search.json --streams rotations --strategies gem \
+      --seeds 1 --on validation --set lr=0.03 glances=1
+
+Each strategy has the stream's network and buffer (in images: GEM the same number of each task, the others a reservoir), sees
+each batch once, and is told the task where our rivals are (on CIFAR-100, logits of other tasks' classes are masked). A run of
+one (stream, strategy, seed) is a file in RUNS/rivals-STREAM, and is not run again. How the settings were chosen is in
+docs/avalanche.md. Needs the extra `avalanche`.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision_cpu  # noqa: F401
+from avalanche.core import SupervisedPlugin
+from avalanche.training.supervised import GEM, MER
+from avalanche.training.supervised.lamaml_v2 import LaMAML
+from torch import Tensor, nn
+
+from recollect.avalanche import TaskNetwork, benchmark
+from recollect.config import to_json
+from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
+from recollect.continual.learners import accuracy
+from recollect.continual.metrics import metrics, spread, square
+from recollect.continual.show import PAPER
+from recollect.continual.streams import Stream
+from recollect.data import Images, load
+from recollect.distill import find_device
+from recollect.errors import RecollectError
+from recollect.files import read_json, write_json
+from recollect.runs import environment
+
+NAMES = {"gem": "GEM", "mer": "MER", "lamaml": "La-MAML"}
+_GEM = {"lr": 0.1, "strength": 0.5, "glances": 5}
+_MER = {"lr": 0.1, "beta": 0.03, "gamma": 1.0, "inner": 5, "replay": 10, "glances": 1}
+_LAMAML = {
+    "alpha": 0.15, "lr_alpha": 0.1, "inner": 10, "second_order": 0, "clip": 2.0, "replay": 10, "glances": 5,
+}  # fmt: skip
+_LAMAML_CIFAR = {
+    "alpha": 0.1, "lr_alpha": 0.25, "inner": 5, "second_order": 1, "clip": 1.0, "replay": 10, "glances": 10,
+}  # fmt: skip
+SETTINGS: dict[str, dict[str, dict[str, float]]] = {
+    "gem": {
+        "rotations": _GEM,
+        "permutations": _GEM,
+        "many": _GEM,
+        "cifar100": {"lr": 0.03, "strength": 0.5, "glances": 2},
+    },
+    "mer": {
+        "rotations": _MER,
+        "permutations": _MER,
+        "many": _MER,
+        "cifar100": _MER | {"lr": 0.01, "beta": 0.1},
+    },
+    "lamaml": {
+        "rotations": _LAMAML,
+        "permutations": _LAMAML,
+        "many": _LAMAML | {"alpha": 0.1, "glances": 10},
+        "cifar100": _LAMAML_CIFAR,
+    },
+}
+
+
+class Glances(SupervisedPlugin):
+    """Each batch several times in a row, as the single pass of La-MAML's authors has it."""
+
+    def __init__(self, times: int):
+        super().__init__()
+        self.times = times
+
+    def before_training_exp(self, strategy: Any, *_: Any, **__: Any) -> None:
+        strategy.dataloader = [batch for batch in strategy.dataloader for _ in range(self.times)]
+
+
+def make(name: str, model: nn.Module, stream: Stream, chosen: dict[str, float], device: str) -> Any:
+    """One of Avalanche's strategies, with the stream's buffer."""
+    config = stream.config
+    options: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=chosen.get("lr", 0.1)),  # La-MAML learns its own rates
+        "criterion": nn.CrossEntropyLoss(),
+        "train_mb_size": config.batch,
+        "device": device,
+        "plugins": [Glances(int(chosen["glances"]))],
+        "evaluator": None,
+    }
+    if name == "gem":
+        return GEM(patterns_per_exp=config.buffer // stream.tasks, memory_strength=chosen["strength"], **options)
+    if name == "mer":
+        return MER(
+            mem_size=config.buffer, batch_size_mem=int(chosen["replay"]), n_inner_steps=int(chosen["inner"]),
+            beta=chosen["beta"], gamma=chosen["gamma"], **options,
+        )  # fmt: skip
+    return LaMAML(
+        max_buffer_size=config.buffer, buffer_mb_size=int(chosen["replay"]), n_inner_updates=int(chosen["inner"]),
+        second_order=bool(chosen["second_order"]), grad_clip_norm=chosen["clip"], lr_alpha=chosen["lr_alpha"],
+        alpha_init=chosen["alpha"], **options,
+    )  # fmt: skip
+
+
+class Judged:
+    """A strategy's network, as our learners are judged."""
+
+    def __init__(self, model: nn.Module, stream: Stream, device: str):
+        self.model, self.stream, self.device = model, stream, device
+
+    def predict(self, images: Tensor, task: int) -> Tensor:
+        self.model.eval()
+        tasks = torch.full((len(images),), task, device=self.device)
+        with torch.no_grad():
+            return self.model(self.stream.preprocess(images.to(self.device)), tasks).argmax(1)
+
+
+def run(
+    images: Images, config: ContinualConfig, name: str, seed: int, chosen: dict[str, float], device: str,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:  # fmt: skip
+    """The accuracy matrix of one strategy on one seed's stream."""
+    began = time.perf_counter()
+    torch.manual_seed(seed)  # Avalanche draws from the default generator
+    judge = Stream(images, config, seed, device=device)
+    model = TaskNetwork(judge)
+    strategy = make(name, model, judge, chosen, device)
+    learner, rows = Judged(model, judge, device), []
+    for task, experience in enumerate(benchmark(Stream(images, config, seed)).train_stream):
+        strategy.train(experience, shuffle=False)
+        rows.append([accuracy(learner, judge, seen) for seen in range(task + 1)])
+        progress(f"task {task + 1} of {judge.tasks}: {sum(rows[-1]) / len(rows[-1]):.1f} %")
+    matrix = square(rows)
+    found = {"strategy": name, "seed": seed, "on": config.on, "settings": chosen, "matrix": matrix}
+    return found | {"metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 1)}
+
+
+def summary(results: list[dict[str, Any]], stream: str, name: str) -> dict[str, Any]:
+    def over_seeds(metric: str) -> dict[str, float]:
+        return asdict(spread([result["metrics"][metric] for result in results]))
+
+    row = {metric: over_seeds(metric) for metric in ("ra", "la", "bti", "bwt")}
+    seconds = [result["seconds"] for result in results]
+    told = {"paper": PAPER[stream][NAMES[name]]._asdict(), "on": results[0]["on"], "settings": results[0]["settings"]}
+    return row | told | {"seconds": seconds}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", help="folder with the official files of MNIST and CIFAR-100")
+    parser.add_argument("--data", help="stream another dataset")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, required=True)
+    streams = list(SETTINGS["gem"])
+    parser.add_argument("--streams", nargs="+", choices=streams, default=streams)
+    parser.add_argument("--strategies", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--on", choices=("test", "validation"), default="test")
+    parser.add_argument("--tasks", type=int, help="fewer, to try it out")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of the strategies")
+    asked = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore", module="avalanche")
+    device = find_device(asked.device)
+    changed = {name: float(value) for name, value in (each.split("=") for each in asked.set)}
+    for stream in asked.streams:
+        config = replace(STREAMS[stream], on=asked.on, tasks=asked.tasks or STREAMS[stream].tasks)
+        images = load(asked.data or DATASETS[stream], root=asked.root)
+        for name in asked.strategies:
+            chosen = SETTINGS[name][stream] | changed
+            results = []
+            for seed in range(asked.seeds):
+                path = asked.runs / f"rivals-{stream}" / f"{name}-{seed}.json"
+                what = f"{stream}, {NAMES[name]}, seed {seed}"
+                if not path.exists():
+                    found = run(
+                        images, config, name, seed, chosen, device, lambda line, w=what: print(w, line, flush=True)
+                    )
+                    write_json(path, found)
+                results.append(read_json(path))
+                if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):
+                    raise RecollectError(f"{path} was run with other settings: give another folder (--runs)")
+            row = summary(results, stream, name)
+            print(f"{stream}, {NAMES[name]}: RA {row['ra']['mean']:.2f}, BTI {row['bti']['mean']:.2f}", flush=True)
+            written = read_json(asked.out) if asked.out.exists() else {"environment": environment()}
+            written.setdefault(stream, {})[name] = row
+            write_json(asked.out, written)
+
+
+if __name__ == "__main__":
+    main()
