@@ -9,7 +9,7 @@ picture, and the page must go on answering; a slow or failed one is counted.
 import argparse
 import http.client
 import json
-import platform
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
+
+from recollect.runs import environment
 
 HERE = Path(__file__).parent
 MEMORY = HERE.parent / "tests" / "data" / "digits.safetensors"
@@ -58,7 +60,7 @@ def train(port: int, until: float, epochs: list[int], classes: list[str]) -> Non
     """Keep a training under way; counts the epochs that were done."""
     client = Client(port)
     client.ask("GET", "/")
-    order = {"classes": classes, "network": "convnet:width=32", "epochs": 2000}
+    order = {"classes": classes, "network": "small", "epochs": 2000}
     while time.perf_counter() < until:
         name = json.loads(client.ask("POST", "/api/trainings", order)[1])["id"]
         job = {"state": "waiting", "epoch": 0}
@@ -120,7 +122,8 @@ def main() -> None:
     finally:
         studio.terminate()
         studio.wait()
-    figures |= {"memory": given.memory.name, "python": platform.python_version(), "machine": "2-core CPU"}
+    load = round(os.getloadavg()[0], 1)  # of the last minute, this benchmark and whatever else ran
+    figures |= {"memory": given.memory.name, "cores": os.cpu_count(), "load": load, "environment": environment()}
     (HERE / "studio-load.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
 

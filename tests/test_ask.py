@@ -75,7 +75,7 @@ def test_pictures_by_folder(memory, tmp_path):
 
 
 def test_what_is_refused(memory, tmp_path):
-    with pytest.raises(RecollectError, match="group 'b' has 1 pictures, and toy was made for 2: give 2 or more"):
+    with pytest.raises(RecollectError, match="group 'b' has 1 picture, and toy was made for 2: give 2 or more"):
         ask(memory, {"a": shots(0), "b": shots(1, 1)})
     with pytest.raises(RecollectError, match="needs two groups of pictures or more, not 1"):
         ask(memory, {"a": shots(0)})
@@ -118,5 +118,62 @@ def test_command(memory, tmp_path, capsys):
     assert Classifier.load(tmp_path / "new.safetensors").class_names == ("bright above", "bright below")
     assert main(["info", str(tmp_path / "toy.safetensors")]) == 0
     assert "190" in capsys.readouterr().out  # the encoder's numbers
-    assert main(["ask", str(tmp_path / "toy.safetensors"), str(tmp_path / "groups" / "bright above")]) == 2
-    assert "error: a classifier needs two groups of pictures" in capsys.readouterr().err
+
+
+MISTAKES = """
+    asked.safetensors                                | no pictures named: recollect ask MEMORY
+    asked.safetensors nowhere                        | nowhere is not a folder
+    asked.safetensors text.png                       | text.png is not a folder
+    asked.safetensors groups/a                       | groups/a is one class: give a folder of pictures for each
+    asked.safetensors groups groups                  | two folders are called 'groups'
+    asked.safetensors groups/a few                   | group 'few' has 1 picture, and asked was made for 2: give 2 or more
+    asked.safetensors groups/a broken                | broken/text.png: not a picture, or a damaged one
+    asked.safetensors groups/a nested                | nested/another is not a file
+    labels.safetensors groups                        | labels is asked with labels, not with pictures: compose names its classes
+    nowhere.safetensors groups                       | nowhere.safetensors does not exist
+    asked.safetensors groups --classify text.png     | text.png: not a picture, or a damaged one
+    asked.safetensors groups --classify float.tiff   | float.tiff: not a picture of whole numbers
+    asked.safetensors groups --network mpl           | unknown network 'mpl': did you mean 'mlp'?
+"""
+
+
+@pytest.fixture
+def place(memory, tmp_path, monkeypatch) -> Path:
+    """Memories of both kinds, and folders of pictures, good and bad."""
+    monkeypatch.chdir(tmp_path)
+    memory.save("asked.safetensors")
+    distill(toy(), CONFIG).save("labels.safetensors")
+    for name in ("groups/a", "groups/b", "few", "broken", "nested/folder", "nested/another"):
+        Path(name).mkdir(parents=True)
+    for number in range(2):
+        picture(Path("groups/a"), 0, number)
+        picture(Path("groups/b"), 1, number)
+        Path(f"broken/{'text' * (number + 1)}.png").write_text("no picture")
+    picture(Path("few"), 0, 0)
+    Path("text.png").write_text("no picture")
+    Image.new("F", (4, 4)).save("float.tiff")
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", MISTAKES.strip("\n").splitlines(), ids=lambda line: line.split("|")[0].strip())
+def test_mistakes_are_one_line(place, line, capsys):
+    arguments, _, expected = line.partition("|")
+    assert main(["ask", *arguments.split(), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert expected.strip() in said
+
+
+@pytest.mark.parametrize(
+    "command", ["compose asked.safetensors:cat", "compose asked.safetensors", "recall asked.safetensors --out x"]
+)
+def test_labels_are_not_for_it(place, command, capsys):
+    assert main(command.split()) == 2
+    assert capsys.readouterr().err == "error: asked is asked with pictures, not with labels: use ask (recollect ask)\n"
+
+
+def test_what_was_done_to_many_pictures_is_one_line(memory):
+    given = [Image.new("RGB", (side, side)) for side in range(5, 11)]
+    notice = ask(memory, {"a": given, "b": shots(1)}).notice
+    assert notice == "a: in colour, made grey; 9x9, made 4x4; 8x8, made 4x4; 4 other sizes"

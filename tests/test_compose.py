@@ -382,8 +382,11 @@ def test_pictures_that_cannot_be_read(classifier, tmp_path):
     (tmp_path / "text.png").write_text("not a picture")
     picture("L", (64, 64)).save(tmp_path / "whole.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:300])
-    for name in ("text.png", "half.png", "nowhere.png", "."):
+    for name in ("text.png", "half.png"):
         with pytest.raises(RecollectError, match=r"not a picture, or a damaged one .*: give a PNG or JPEG file"):
+            classifier.classify(tmp_path / name)
+    for name in ("nowhere.png", "."):
+        with pytest.raises(RecollectError, match="is not a file: give a PNG or JPEG file"):
             classifier.classify(tmp_path / name)
     with pytest.raises(RecollectError, match="the picture: not a picture of whole numbers"):
         classifier.classify([picture("F")])
@@ -626,7 +629,7 @@ MISTAKES = """
     a.safetensors --test twelve.npz                 | unknown class of the test data 'cat'
     a.safetensors run --test toy.npz                | toy has one class 'cat' for both a/cat and run/cat
     a.safetensors --classify text.png               | text.png: not a picture, or a damaged one
-    a.safetensors --classify nowhere.png            | nowhere.png
+    a.safetensors --classify nowhere.png            | nowhere.png is not a file: give a PNG or JPEG file
     a.safetensors --save b.safetensors              | b.safetensors already exists: give another name (--save)
     a.safetensors --save text.png/c                 | cannot write text.png/c
     a.safetensors --network mpl                     | unknown network 'mpl': did you mean 'mlp'?
@@ -659,11 +662,14 @@ def test_the_docs_run(tmp_path, monkeypatch, capsys):
     (snippet,) = re.findall(r"```python\n(.*?)```", text, re.S)
     exec(compile(snippet, "compose.md", "exec"), {})
     assert float(re.search(r"([\d.]+) % of the test images", capsys.readouterr().out)[1]) > 70
-    commands = re.findall(r"^    (recollect .*)$", text, re.M)
-    assert len(commands) == 3
+    commands = re.findall(r"^    (recollect .*)$", text.replace("\\\n", ""), re.M)
+    assert len(commands) == 6
     for command in commands:
         assert main(shlex.split(command)[1:]) == 0
-    assert re.search(r"0000.png: (3|5|8), ", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"0000.png: (3|5|8), ", said)
+    assert "pictures/003-3/0005.png: 003-3, " in said
+    assert Classifier.load("1-3.safetensors").class_names == ("001-1", "003-3")
     saved, composed = Classifier.load("3-5-8.safetensors"), Classifier.load("classifier.safetensors")
     assert all(torch.equal(p, composed.params[name]) for name, p in saved.params.items())
 

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 from conftest import make_memory
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
 from recollect import Evaluation, Memory, Preprocess, RecollectError, page, plots
 from recollect.cli import main
@@ -27,6 +27,9 @@ from recollect.runs import Run
 SECTIONS = ["accuracy", "training", "bases", "recalled", "similarity", "use", "cost", "config", "environment"]
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b", "'{}$x$\ud800\x00\n--><b>")
 VOID = {"meta", "link", "img", "source"}
+CHROMIUM = shutil.which("chromium")
+BROKEN = """cells => cells.filter(cell => { const words = document.createRange(); words.selectNodeContents(cell);
+    return words.getClientRects().length > 1; }).map(cell => cell.innerText)"""
 
 
 class Page(HTMLParser):
@@ -256,19 +259,23 @@ def test_memories_of_every_kind(tmp_path):
     assert "as float16" in pages["half"]
 
 
-def test_a_memory_that_is_asked_with_pictures(tmp_path):
+def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
     query = {"encoder": "mlp:width=4", "size": 6, "ways": 2, "shots": 1}
     encoder = Network("mlp:width=4", (1, 8, 8), 6).fresh(0)
     header = replace(make_memory().header, query=query)
     folder = make_run(tmp_path / "run", Memory(torch.randn(4, 1, 4, 4), torch.randn(5, 6, 4), header, encoder))
     text = page.write(folder).read_text()
     checked(text)
-    assert text.count("This memory is asked with pictures") == 2
+    assert text.count("This memory is asked with pictures") == 3
+    assert "recollect evaluate" not in text  # which refuses it
     assert "asked with pictures." in text
     (code,) = Page(text).inside("pre")
-    values = {"pixels": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}
-    exec(compile(code.replace('("', f'("{folder}/'), "report.html", "exec"), values)
-    assert values["images"].shape == (10, 1, 8, 8)
+    monkeypatch.chdir(folder)
+    for name in ("these/1.png", "those/1.png", "picture.png"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), len(name)).save(name)
+    exec(compile(code, "report.html", "exec"), {})
+    assert "Answer(class_name='th" in capsys.readouterr().out
     plots.draw("bases", [folder])
     with pytest.raises(
         RecollectError, match="asked with pictures, and not by the names of classes; it can give bases, curves"
@@ -352,17 +359,23 @@ def test_every_run_ends_with_it(tmp_path, toy_npz, monkeypatch, capsys):
     assert not Path("report.html").exists()
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="no chromium here (apt-get install chromium)")
-def test_chromium_has_nothing_to_say(tmp_path):
+@pytest.mark.skipif(not CHROMIUM, reason="no chromium here (apt-get install chromium)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_chromium(tmp_path, scheme):
+    """It has nothing to say and asks for nothing; on a phone nothing is too wide, and no name of a setting is broken."""
     path = page.write(evaluated(make_run(tmp_path / "run", make_memory(class_names=HOSTILE))))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'c'}",
-    ]
-    command = ["chromium", *flags, "--dump-dom", path.resolve().as_uri()]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "Similarity of classes" in found.stdout
-    assert "CONSOLE" not in found.stderr
+    said, asked = [], []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+        opened.on("console", lambda message: said.append(message.text))
+        opened.on("pageerror", lambda error: said.append(str(error)))
+        opened.on("request", lambda request: asked.append(request.url))
+        opened.goto(path.resolve().as_uri())
+        assert "Similarity of classes" in opened.inner_text("main")
+        assert opened.evaluate("document.documentElement.scrollWidth") == 360
+        broken = opened.locator("#environment th").evaluate_all(BROKEN)
+        browser.close()
+    assert broken == []
+    assert said == []
+    assert [url for url in asked if not url.startswith("data:")] == [path.resolve().as_uri()]

@@ -5,14 +5,18 @@ import io
 import json
 import re
 import shutil
+import warnings
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import make_memory
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from recollect import Evaluation, Memory, Preprocess, RecollectError, cli, plots
@@ -27,13 +31,28 @@ CIFAR100 = tuple(sorted(tables.SUPERCLASS))
 
 
 def drawn(figure: Figure) -> np.ndarray:
-    """As PNG, and as an SVG that is whole; a white page with the words within it, and something on it."""
+    """As PNG, and as an SVG that is whole; a white page with the words within it, apart, and something on it."""
     assert b"</svg>" in style.encoded(figure, "svg")
     picture = np.asarray(Image.open(io.BytesIO(style.encoded(figure))).convert("RGB"))
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
         assert (edge == 255).all()
     assert picture.std() > 5
+    assert figure.get_figwidth() <= style.PAGE
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            boxes = boxes_of(axis)
+            assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
     return picture
+
+
+def boxes_of(axis) -> list[Bbox]:
+    """Where the names along an axis are drawn."""
+    low, high = sorted(axis.get_view_interval())
+    renderer = FigureCanvasAgg(axis.figure).get_renderer()
+    shown = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)
+        return [label.get_window_extent(renderer) for label in shown if label.get_visible() and label.get_text()]
 
 
 def labels(axis) -> list[str]:
@@ -144,7 +163,7 @@ def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
         make_memory(
             class_names=("a name that is much too long to be shown whole", "$x$ {", "\\frac", "_a", "猫", "\ud800")
         ),
-        make_memory(class_names=tuple(f"class {i}" for i in range(100))),
+        make_memory(class_names=CIFAR100, bases=64, matrices=40),
         make_memory(class_names=("only",), bases=1, matrices=1),
     ],
     ids=["grey", "colour", "odd names", "100 classes", "one of all"],
@@ -152,14 +171,15 @@ def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
 def test_memory_figure(memory):
     figure = plots.memory_figure(memory)
     left, middle, right, _ = figure.axes
-    shown = min(len(memory.class_names), plots.MOST_CLASSES)
+    shown = min(len(memory.class_names), 10)
     assert left.get_title() == "bases"
-    assert middle.get_title() == ("recalled" if shown < 20 else "recalled, 20 of 100 classes")
+    assert middle.get_title() == ("recalled" if shown < 10 else "recalled, 10 of 100 classes")
     names = labels(middle.yaxis)
     assert len(names) == shown
     assert max(map(len, names)) <= plots.MOST_LETTERS
     similarity = right.get_images()[0].get_array()
-    assert np.allclose(similarity, memory.similarity()[:shown, :shown])
+    order, _ = tables.by_superclass(list(memory.class_names[:shown]))
+    assert np.allclose(similarity, memory.similarity(order))
     drawn(figure)
     if "_a" in memory.class_names:
         drawn(plots.recalled(memory))
@@ -206,6 +226,15 @@ def test_many_classes_without_superclasses_are_named_as_far_as_can_be_read():
     names = labels(figure.axes[0].yaxis)
     assert names[0] == "class 0"
     assert 20 < len(names) < 100
+    drawn(figure)
+
+
+def test_superclasses_that_are_too_narrow_for_their_names_give_way_to_classes():
+    """All classes of nine superclasses, and one of each of the others."""
+    groups = [names.split() for names in tables.CIFAR100.values()]
+    some = [name for place, names in enumerate(groups) for name in (names if place < 9 else names[:1])]
+    figure = plots.similarity(make_memory(class_names=tuple(some)))
+    assert set(labels(figure.axes[0].yaxis)) < set(some)
     drawn(figure)
 
 
@@ -586,7 +615,9 @@ def test_continual_matrices(tmp_path, capsys):
     (seed / "a-rival.json").write_text('{"matrix": [[1]]}')
     for given in (path, tmp_path, tmp_path / "run"):
         axes = plots.draw("continual", [given]).axes[0]
-        assert "RA 81.7, LA 90.0, BTI −8.3" in axes.get_title()
+        name, numbers = axes.get_title().split("\n")
+        assert name == ("run: compress, seed-0" if given.name == "run" else "result")
+        assert numbers == "RA 81.7, LA 90.0, BTI −8.3"
     assert main(["plot", "continual", str(path), "--out", str(tmp_path / "matrix.svg")]) == 0
 
 

@@ -22,7 +22,7 @@ COMMANDS = re.findall(r"^    (recollect .*)$", README, re.M)
 def test_python_examples(tmp_path, monkeypatch, capsys):
     """The twelve lines, then a stranger's ten, which must recall the very same tensors."""
     monkeypatch.chdir(tmp_path)
-    ours, strangers = PYTHON
+    ours, _, strangers = PYTHON
     assert sum(bool(line.strip()) for line in ours.splitlines()) <= 12
     assert sum(bool(line.strip()) for line in strangers.splitlines()) <= 10
     assert "recollect" not in re.sub(r'\["recollect"\]', "", strangers)
@@ -34,6 +34,15 @@ def test_python_examples(tmp_path, monkeypatch, capsys):
     images, labels = recollect.Memory.load("digits.safetensors").recall()
     assert torch.equal(found["labels"], labels)
     assert torch.allclose(found["images"], images, atol=1e-6)
+
+
+def test_new_questions(capsys):
+    """A composed classifier, and one from pictures without labels; each does much better than guessing."""
+    assert sum(bool(line.strip()) for line in PYTHON[1].splitlines()) <= 13
+    exec(compile(PYTHON[1], "README.md", "exec"), {})
+    composed, asked = map(float, re.findall(r"([\d.]+) % of the test images", capsys.readouterr().out))
+    assert composed > 75
+    assert asked > 60
 
 
 def test_commands(tmp_path, monkeypatch):
@@ -54,6 +63,18 @@ def test_figures_are_those_of_the_files():
     assert f"T = 100 over T = 10 | {bench['memory']['T = 100 / T = 10']:.2f} |" in README
     assert f"`recollect demo`, {bench['demo']['seconds']:.0f} s on" in README
     assert bench["environment"]["processor"] in README
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "memories").glob("*.safetensors")), ids=lambda path: path.stem)
+def test_memories_are_what_the_readme_says(path):
+    memory, written = recollect.Memory.load(path), json.loads(path.with_suffix(".json").read_text())
+    test, (recorded,) = written["test"], memory.header.accuracy
+    assert (test["n"], test["on"]) == (20, "test")
+    assert recorded["mean"] == pytest.approx(test["mean"])
+    accuracy = f"{test['mean']:.1f} ± {test['deviation']:.1f}"
+    row = f"| `memories/{path.name}` | {memory.floats:,} | {accuracy} | "
+    assert re.search(re.escape(row) + rf"[\d.]+ \| {written['minutes']:.1f} \|", README), row
+    assert written["environment"]["cuda"].removeprefix("NVIDIA ") in README
 
 
 def test_the_search_is_that_of_the_files():
@@ -96,7 +117,7 @@ for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pand
     sys.modules[name] = None
 import recollect
 for module in pkgutil.walk_packages(recollect.__path__, "recollect."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith(("__main__", ".avalanche")):
         importlib.import_module(module.name)
 print("ok")
 """

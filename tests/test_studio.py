@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,14 @@ from recollect.studio.jobs import Job, Jobs, Order
 DIGITS = Path(__file__).parent / "data" / "digits.safetensors"
 """made by `distill(load("digits"), recollect.demo.CONFIG)`"""
 THREES_AND_EIGHTS = {"classes": ["0:3", "0:8"], "epochs": 30}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(tmp_path_factory):
+    """Without the project's own memories, which the studio would find here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shelf, "OWN", tmp_path_factory.mktemp("none"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +181,7 @@ def test_a_recipe_that_makes_no_sense_is_told_at_the_start(tmp_path):
 
 def test_the_projects_own_memories(tmp_path, monkeypatch):
     """memories/ is on the shelf too; a damaged file there is told, and whitening files are none."""
+    monkeypatch.setattr(shelf, "OWN", Path("memories"))
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "memories"
     folder.mkdir()
@@ -182,6 +192,10 @@ def test_the_projects_own_memories(tmp_path, monkeypatch):
     assert [entry.memory.name for entry in found.entries] == ["own", "digits"]
     assert len(found.problems) == 1
     assert "broken.safetensors" in found.problems[0]
+    assert [images.name for images in found.data] == ["digits"]  # to test memories of the digits on
+    assert shelf.stock([]).data == []
+    shutil.copy(DIGITS, folder)
+    assert [images.name for images in shelf.stock([]).data] == ["digits"]
     with pytest.raises(RecollectError, match="does not exist"):
         shelf.stock([Path("nowhere.safetensors")])
 
@@ -226,7 +240,7 @@ def test_the_stream_tells_every_loss_once(client):
 
 def test_downloads_are_what_the_lines_make(client, tmp_path, monkeypatch):
     """The Python lines, run, write the very classifier that is downloaded; the recalled set is what it was trained on."""
-    order = {"classes": ["0:3", "1:2", "0:8"], "epochs": 20, "seed": 4, "network": "mlp"}
+    order = {"classes": ["0:3", "1:2", "0:8"], "epochs": 20, "seed": 4, "network": "small"}
     job = trained(client, **order)
     assert "brought to the mean" in job["notice"]
     assert "unknown class" in job["test"]["error"]
@@ -251,7 +265,7 @@ def test_class_names_are_not_code(tmp_path, monkeypatch):
     names = ("'); raise SystemExit('", 'a"\n\\', "<script>alert(1)</script>")
     make_memory(1, names).save(tmp_path / "it's.safetensors")
     with client_of(shelf.stock([tmp_path / "it's.safetensors"])) as client:
-        order = {"classes": ["0:0", "0:1", "0:2"], "epochs": 1, "network": "mlp"}
+        order = {"classes": ["0:0", "0:1", "0:2"], "epochs": 1, "network": "small"}
         monkeypatch.chdir(tmp_path)
         Image.new("L", (8, 8)).save("picture.png")
         exec(compile(client.get("/api/lines.py", params=order).text, "lines.py", "exec"), {})
@@ -259,9 +273,7 @@ def test_class_names_are_not_code(tmp_path, monkeypatch):
 
 
 def test_cancel_at_once_and_the_next_begins(client):
-    long = client.post(
-        "/api/trainings", json={**THREES_AND_EIGHTS, "epochs": 2000, "network": "convnet:width=32"}
-    ).json()
+    long = client.post("/api/trainings", json={**THREES_AND_EIGHTS, "epochs": 2000, "network": "small"}).json()
     second = client.post("/api/trainings", json=THREES_AND_EIGHTS).json()
     assert second["state"] == "waiting"
     until(client, long["id"], "training")
@@ -325,7 +337,7 @@ def test_a_whitened_classifier_names_the_file_it_needs(tmp_path):
     whitened(tmp_path)
     sidecar = next(tmp_path.glob("zca-*"))
     with client_of(shelf.stock([tmp_path / "whitened.safetensors"])) as client:
-        job = trained(client, classes=["0:0", "0:2"], network="mlp")
+        job = trained(client, classes=["0:0", "0:2"], network="small")
         assert (job["state"], job["test"], job["whitening"]) == ("done", None, sidecar.name)
         (tmp_path / "c.safetensors").write_bytes(
             client.get(f"/api/trainings/{job['id']}/classifier.safetensors").content
@@ -357,7 +369,7 @@ def test_a_whitened_classifier_names_the_file_it_needs(tmp_path):
         ("POST", "/api/trainings", {"classes": ["0:3", "2:0"]}, 400, "compose memories of one image shape"),
         ("POST", "/api/trainings", {"classes": ["0:3", "7:0"]}, 404, "no memory 7"),
         ("POST", "/api/trainings", {"classes": ["0:3", "../x"]}, 422, "classes.1"),
-        ("POST", "/api/trainings", {"classes": ["0:3", "0:8"], "network": "mlp:width=99999"}, 422, "network"),
+        ("POST", "/api/trainings", {"classes": ["0:3", "0:8"], "network": "convnet:width=99999"}, 422, "network"),
         ("POST", "/api/trainings", {"classes": ["0:3", "0:8"], "epochs": 10**9}, 422, "epochs"),
         ("GET", "/api/recalled.npz?classes=0:3", None, 422, "classes"),
     ],
@@ -532,16 +544,15 @@ def test_the_figures_of_the_docs_are_those_of_the_file():
 
 
 def test_the_command(monkeypatch, capsys):
-    """It loads what it is given, and digits to test memories of digits on."""
+    assert main(["studio", "nowhere.safetensors"]) == 2
+    assert "does not exist" in capsys.readouterr().err
     served = []
     monkeypatch.setattr(studio, "serve", lambda *given: served.append(given))
     assert main(["studio", str(DIGITS), "--port", "0"]) == 0
     assert main(["studio", "--host", "::1", "--data", "digits"]) == 0
     (first, data, host, port), (second, same, there, default) = served
-    assert (first, [images.name for images in data], host, port) == ([DIGITS], ["digits"], "127.0.0.1", 0)
+    assert (first, data, host, port) == ([DIGITS], [], "127.0.0.1", 0)
     assert (second, [images.name for images in same], there, default) == ([], ["digits"], "::1", 8765)
-    assert main(["studio", "nowhere.safetensors"]) == 2
-    assert "does not exist" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken():

@@ -14,7 +14,7 @@ import torch
 from conftest import make_memory
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from test_studio import DIGITS, asked_with_pictures, whitened
+from test_studio import DIGITS, alone, asked_with_pictures, whitened  # noqa: F401 - alone is for all tests here
 
 from recollect import load
 from recollect.memory import recall
@@ -25,6 +25,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here, and make test had no right to install it: apt-get install chromium"
 )
+MNIST = Path(__file__).parent.parent / "memories" / "mnist-1.safetensors"
 SEVEN = [(0.2, 0.15), (0.8, 0.15), (0.45, 0.9)]
 ZERO = [(0.5 + 0.27 * np.sin(a), 0.5 - 0.4 * np.cos(a)) for a in np.linspace(0, 2 * np.pi, 17)]
 
@@ -184,6 +185,21 @@ def test_pick_train_and_draw(open_page, address, tmp_path):
     expect(page.locator("#answered")).to_have_text("7")
 
 
+def test_a_memory_of_a_large_network(open_page):
+    """The project's own of MNIST: its recipe would take minutes here, what the page offers takes seconds."""
+    with serving(shelf.stock([MNIST])) as address:
+        page = open_page(address)
+        page.get_by_role("button", name="all of mnist").click()
+        expect(page.locator("#network")).to_have_value("small")
+        page.get_by_role("button", name="Train").click()
+        expect(page.locator("#status")).to_have_text("Trained", timeout=60_000)
+        expect(page.locator("#numbers")).to_contain_text("epoch 20 of 20")
+        for points, digit in ((SEVEN, "7"), (ZERO, "0")):
+            page.get_by_role("button", name="Clear").click()
+            draw(page, points)
+            expect(page.locator("#answered")).to_have_text(digit)
+
+
 def test_cancel(open_page, address):
     page = open_page(address)
     page.get_by_label("Network").select_option("small ConvNet")
@@ -297,3 +313,27 @@ def test_errors_are_told(open_page, tmp_path: Path):
         expect(page.get_by_role("alert")).to_have_count(0)
     train(page, "3", "8")
     expect(page.get_by_role("alert")).to_contain_text("the studio does not answer")
+
+
+def test_a_studio_that_ends_during_a_training(open_page):
+    with serving(shelf.stock([DIGITS])) as address:
+        page = open_page(address, quiet=False)
+        page.get_by_label("Network").select_option("small ConvNet")
+        train(page, "3", "8", epochs=2000)
+        expect(page.locator("#status")).to_contain_text("Training on 4 images")
+    expect(page.get_by_role("alert")).to_contain_text("the studio does not answer: waiting for it")
+
+
+def test_a_memory_that_takes_its_time(open_page, address, stocked):
+    """Until it is there, what is shown is of another: it says so, and nothing of it can be moved."""
+    page, held = open_page(address), []
+    expect(page.locator("#picture-caption")).to_contain_text("recall 1 of 2")
+    page.route("**/api/memories/2/pictures", lambda route: held.append(route))
+    page.locator("input[name=memory]").nth(2).check()
+    expect(page.locator("#picture-caption")).to_have_text("Reading the memory …")
+    assert page.locator("#look-body").evaluate("body => body.inert")
+    assert page.locator("#look").get_attribute("aria-busy") == "true"
+    held[0].continue_()
+    expect(page.get_by_role("slider")).to_have_count(len(stocked[2].memory.bases))
+    expect(page.locator("#look")).to_have_attribute("aria-busy", "false")
+    assert not page.locator("#look-body").evaluate("body => body.inert")

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recollect.ask import ask
     from recollect.compose import Classifier, compose
     from recollect.config import DistillConfig, Recipe, preset
     from recollect.data import Images, Split, load
@@ -36,6 +37,7 @@ _HOME = {
     "Recipe": "config",
     "RecollectError": "errors",
     "Split": "data",
+    "ask": "ask",
     "compose": "compose",
     "distill": "distill",
     "evaluate": "evaluate",
@@ -57,6 +59,7 @@ __all__ = [
     "Recipe",
     "RecollectError",
     "Split",
+    "ask",
     "compose",
     "distill",
     "evaluate",

@@ -18,6 +18,8 @@ from recollect.errors import RecollectError
 from recollect.evaluate import memory_recipe
 from recollect.memory import Memory
 
+MOST_NOTICES = 3  # of a group: folders hold pictures of many sizes
+
 
 def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]") -> Composition:
     """What a memory recalls for groups of pictures, as a training set.
@@ -37,8 +39,9 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]") -> C
     preprocess = memory.preprocess()
     for name, given in groups.items():
         if len(given) < shots:
+            has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"
             raise RecollectError(
-                f"group '{name}' has {len(given)} pictures, and {memory.name} was made for {shots}: give {shots} or more, "
+                f"group '{name}' has {has}, and {memory.name} was made for {shots}: give {shots} or more, "
                 f"or distil a memory for fewer (--shots {max(1, len(given))})"
             )
         pixels, notice = _pixels(given, memory)
@@ -56,7 +59,9 @@ def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory) -> tuple[Tensor
     """uint8 [N, C, H, W], and a word on what had to be done to the pictures."""
     if not isinstance(given, Tensor):
         read = [read_picture(picture, memory.image_shape) for picture in given]
-        return torch.stack([pixels for pixels, _ in read]), "; ".join(sorted({notice for _, notice in read if notice}))
+        notices = sorted({each for _, notice in read for each in notice.split("; ") if each}, reverse=True)
+        more = [f"{len(notices) - MOST_NOTICES} other sizes"] * (len(notices) > MOST_NOTICES)
+        return torch.stack([pixels for pixels, _ in read]), "; ".join([*notices[:MOST_NOTICES], *more])
     if given.dtype != torch.uint8 or given.shape[1:] != torch.Size(memory.image_shape):
         shape = ", ".join(map(str, memory.image_shape))
         raise RecollectError(f"the pixels are {given.dtype} {list(given.shape)}: give uint8 [N, {shape}]")
@@ -65,11 +70,18 @@ def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory) -> tuple[Tensor
 
 def folders(paths: Sequence[Path]) -> dict[str, list[Path]]:
     """Groups of pictures by folder: the folders given, or those inside the one folder given."""
+    if not paths:
+        raise RecollectError("no pictures named: recollect ask MEMORY these-pictures those-pictures")
     for path in paths:
         if not path.is_dir():
             raise RecollectError(f"{path} is not a folder: give a folder of pictures for each class")
     if len(paths) == 1:
-        paths = [path for path in visible(paths[0]) if path.is_dir()]
+        inside = [path for path in visible(paths[0]) if path.is_dir()]
+        if len(inside) < 2:
+            raise RecollectError(
+                f"{paths[0]} is one class: give a folder of pictures for each, or one that holds such folders"
+            )
+        paths = inside
     groups: dict[str, list[Path]] = {}
     for path in paths:
         name = path.resolve().name

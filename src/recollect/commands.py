@@ -530,8 +530,7 @@ def _studio(command: cli.Studio) -> int:
     from recollect.data import load
 
     memories = [memory_path(path) for path in command.memories]
-    names = command.data or ("digits",) * any(read_header(path)[0].dataset == "digits" for path in memories)
-    data = [load(name, root=command.root, size=command.size) for name in names]
+    data = [load(name, root=command.root, size=command.size) for name in command.data]
     serve(memories, data, command.host, command.port)
     return 0
 

@@ -370,6 +370,8 @@ def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
     """A picture as uint8 pixels of this shape, and a word on what had to be done to it."""
     is_file = isinstance(picture, str | Path)
     name = str(picture) if is_file else str(getattr(picture, "filename", "") or "the picture")
+    if is_file and not os.path.isfile(picture):
+        raise RecollectError(f"{name} is not a file: give a PNG or JPEG file")
     if shape[0] not in (1, 3):
         raise RecollectError(f"{name} has 1 or 3 channels, and this classifier sees {shape[0]}: use probabilities()")
     with parsing(f"{name}: not a picture, or a damaged one", "give a PNG or JPEG file"):

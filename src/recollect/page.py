@@ -43,7 +43,7 @@ def page(run: Run) -> str:
     memory, points, lines = Memory.load(run.memory_path), of_memory(run.memory_path), metrics(run)
     config = run.config
     parts = [
-        ("accuracy", "Accuracy", _accuracy(points)),
+        ("accuracy", "Accuracy", _accuracy(memory, points)),
         ("training", "Training", _training(lines)),
         ("bases", "Bases", _bases(memory)),
         ("recalled", "Recalled images", _recalled(memory)),
@@ -153,7 +153,7 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
     tiles = [
         (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
         if best
-        else ("–", "accuracy not measured yet"),
+        else ("–", "accuracy not measured yet" if not memory.header.query else "asked with pictures"),
         (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
         (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
         (_time(seconds) if seconds else "–", "to distil"),
@@ -161,7 +161,9 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
     return tag("dl", *(tag("div", tag("dt", words), tag("dd", number)) for number, words in tiles), class_="tiles")
 
 
-def _accuracy(points: list[Measured]) -> list[Html]:
+def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
+    if memory.header.query:
+        return [tag("p", "This memory is asked with pictures: how well it answers depends on them.", class_="note")]
     if not points:
         return [tag("p", "Not measured yet. In this folder: ", tag("code", "recollect evaluate ."), class_="note")]
     rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
@@ -236,15 +238,19 @@ def _similarity(memory: Memory) -> list[Html]:
 
 def _use(memory: Memory, run: Run) -> list[Html]:
     lines = ["import recollect", "", f'memory = recollect.Memory.load("{run.memory_path.name}")']
-    prepare = "preprocess = memory.preprocess()  # for the real images that a network trained on a recall will see"
     if memory.header.query:
-        lines += [prepare, "queries = memory.encode(preprocess(pixels))  # of pictures, uint8 [N, C, H, W]"]
-        lines += ["images, _ = memory.recall(queries)"]
+        shots = _number(memory.header.query["shots"], "picture")
+        lines = ["from pathlib import Path", "", *lines]
+        lines += [
+            f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more'
+        ]
+        lines += ["classifier = recollect.ask(memory, groups).train()", 'print(classifier.classify("picture.png"))']
     else:
         some = list(memory.class_names[:2])
         query = some if max(map(len, some)) <= 40 else list(range(len(some)))
         lines += ["images, labels = memory.recall()  # a training set of every class"]
-        lines += [f"images, labels = memory.recall({query!r})  # or of some of them", prepare]
+        lines += [f"images, labels = memory.recall({query!r})  # or of some of them"]
+        lines += ["preprocess = memory.preprocess()  # for the real images that a network trained on a recall will see"]
     return [tag("p", "In Python, in the folder of this file:"), tag("pre", tag("code", "\n".join(lines)))]
 
 
@@ -335,7 +341,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1.2rem 0; font-si
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
 table.wide { width: 100%; min-width: 34rem }
 th, td { text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { font-weight: 400 }
+th { font-weight: 400; overflow-wrap: normal }
 thead th { white-space: nowrap }
 tbody th { color: var(--quiet) }
 table.wide tbody th { color: inherit }

@@ -110,9 +110,7 @@ class General:
 
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """The same of several networks, stacked: [S, P] for [S, P], [S, B, ...], [S, B]."""
-        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self._views(v), x, y)))(
-            vectors, images, labels
-        )
+        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self._views(v), x, y)))(vectors, images, labels)
 
     def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """([S, P], [S]); the images may be the same for all."""

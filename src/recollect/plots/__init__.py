@@ -63,7 +63,7 @@ FIGURES: dict[str, Callable[[list[Source], Query], Figure]] = {
     "budget": lambda sources, _: budget([point for source in sources for point in _own_network(source)]),
     "selection": lambda sources, _: selection_figure(selection(_one(sources).selection or sources[0].path)),
     "architectures": lambda sources, _: architectures([p for s in sources for p in s.points if p.name == OURS]),
-    "continual": lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].path.stem),
+    "continual": lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].matrix_of),
 }
 """name -> what draws it from the paths given and the classes asked for"""
 WITH_CLASSES = ("recalled", "similarity")

@@ -31,7 +31,7 @@ def similarity(memory: Memory, query: Query = None) -> Figure:
     return figure
 
 
-def draw_similarity(figure: Figure, axes, memory: Memory, labels: list[int], title: str, side: float = 1.9) -> None:
+def draw_similarity(figure: Figure, axes, memory: Memory, labels: list[int], title: str, side: float) -> None:
     order, superclasses = by_superclass([memory.class_names[label] for label in labels])
     labels = [labels[number] for number in order]
     image = axes.imshow(memory.similarity(labels).numpy(), cmap=SIMILARITY, vmin=-1, vmax=1, interpolation="nearest")
@@ -50,7 +50,7 @@ def draw_similarity(figure: Figure, axes, memory: Memory, labels: list[int], tit
 def _names(classes: list[str], superclasses: list[tuple[str, int]], side: float) -> tuple[list[float], list[str]]:
     """Where the names on an axis stand: every class, the superclasses, or as many classes as can be read."""
     step = math.ceil(len(classes) * NAME_INCHES / side)
-    if step > 1 and superclasses:
+    if superclasses and 1 < step <= min(count for _, count in superclasses):
         ends = list(accumulate(count for _, count in superclasses))
         middles = [end - (count + 1) / 2 for end, (_, count) in zip(ends, superclasses, strict=True)]
         return middles, [short(name, 30) for name, _ in superclasses]

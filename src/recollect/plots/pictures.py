@@ -13,6 +13,7 @@ from recollect.plots.heat import draw_similarity
 from recollect.plots.style import COLUMN, PAGE, bare, new, short, styled
 
 MOST_CLASSES, MOST_RECALLED, MOST_BASES = 20, 8, 256  # shown in a figure
+MOST_ROWS = 10  # classes where bases and similarity share the page
 CELL = 0.34  # inches: an image
 
 
@@ -65,19 +66,22 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
 @styled
 def memory_figure(memory: Memory, title: str = "") -> Figure:
     """Bases, recalled images of each class, and how similar the classes' mean coefficients are: three panels side by side."""
-    labels, is_cut = chosen(memory, None)
+    labels, is_cut = chosen(memory, None, MOST_ROWS)
     names = [short(memory.class_names[label]) for label in labels]
     left = mosaic(stretched(memory.bases[:MOST_BASES].float()), math.isqrt(min(len(memory.bases), MOST_BASES)))
     middle = mosaic(*recalled_by_class(memory, labels))
-    widths = [min(max(0.4, picture.shape[1] / len(picture)), 2) for picture in (left, middle)] + [1.1]
-    height = 2.6
-    figure = new(height * sum(widths) + 0.8 + 0.14 * max(map(len, names)), height + 0.6)
+    widths = [min(max(0.4, picture.shape[1] / len(picture)), 1.5) for picture in (left, middle)] + [1.1]
+    words = 0.8 + 0.14 * max(map(len, names))
+    height = min(2.6, (PAGE - words) / sum(widths))
+    figure = new(height * sum(widths) + words, height + 0.6)
     figure.suptitle(title or describe(memory))
     first, second, third = figure.subplots(1, 3, width_ratios=widths)
     _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
     _show(second, middle, f"recalled, {len(labels)} of {len(memory.class_names)} classes" if is_cut else "recalled")
     _name(second.yaxis, len(middle), names)
-    draw_similarity(figure, third, memory, labels, "similarity of classes")
+    draw_similarity(figure, third, memory, labels, "similarity of classes", height)
+    if max(map(len, names)) > 2:  # the rows are named, and below there is no room
+        third.set_xticks([])
     return figure
 
 

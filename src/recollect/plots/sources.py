@@ -70,6 +70,8 @@ class Source:
     points: list[Measured] = field(default_factory=list)
     selection: Path | None = None
     matrix: list[list[float | None]] | None = None
+    matrix_of: str = ""
+    """whose matrix it is, in words"""
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -118,20 +120,25 @@ def _folder(path: Path) -> Source:
     if (path / FILE).is_file():
         return Source(path, selection=path / FILE, points=of_selection(path / FILE)[2])
     run = Run(path)
-    matrix = next((found for file in _results_of(path) if (found := _matrix_of(file))), None)
+    file, matrix = next(((file, found) for file in _results_of(path) if (found := _matrix_of(file))), (path, None))
     has_memory = run.memory_path.is_file()
     if not (has_memory or matrix or run.config_path.is_file()):
         raise RecollectError(
             f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder"
         )
     memory = run.memory_path if has_memory else None
-    return Source(path, memory, run, of_memory(memory) if memory else [], matrix=matrix)
+    return Source(path, memory, run, of_memory(memory) if memory else [], None, matrix, _named(path, file))
+
+
+def _named(folder: Path, file: Path) -> str:
+    """A result: of the run of several learners and seeds, with the learner and the seed."""
+    return file.stem if file.parent == folder else f"{folder.resolve().name}: {file.stem}, {file.parent.name}"
 
 
 def _json(path: Path) -> Source:
     found = read_json(path)
     if "matrix" in found:
-        return Source(path, matrix=checked_matrix(found["matrix"], path))
+        return Source(path, matrix=checked_matrix(found["matrix"], path), matrix_of=path.stem)
     if {"field", "values", "results"} <= found.keys():
         return Source(path, selection=path, points=of_selection(path)[2])
     if "rows" in found:

@@ -39,7 +39,7 @@ QUIET = 10.0  # seconds after which a stream without news says that it lives
 
 Number = Annotated[int, InPath(ge=0, le=10**6)]
 Chosen = Annotated[str, Field(pattern=r"^[0-9]{1,6}:[0-9]{1,6}$", description="memory:label", examples=["0:3"])]
-Networks = Literal["memory", "convnet:width=32", "mlp"]
+Networks = Literal["memory", "small"]
 Epochs = Annotated[int, Field(ge=1, le=2000)]
 Seed = Annotated[int, Field(ge=0, le=2**31)]
 
@@ -84,8 +84,7 @@ Asked = Annotated[Training, Depends(_training)]
 
 def _order(training: Training) -> Order:
     choices = tuple((int(memory), int(label)) for memory, label in (text.split(":") for text in training.classes))
-    network = None if training.network == "memory" else training.network
-    return Order(choices, network, training.epochs, training.seed)
+    return Order(choices, training.network == "small", training.epochs, training.seed)
 
 
 def _file(media: str) -> dict[int | str, dict[str, Any]]:

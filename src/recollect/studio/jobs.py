@@ -22,6 +22,9 @@ MOST_KEPT = 32  # finished ones; the oldest is forgotten first
 MOST_SECONDS = 600.0  # of one training
 MOST_TESTED = 2000  # test images, so that testing takes seconds too
 
+SMALL = {"network": "convnet:width=32", "batch": 64, "epochs": 20}
+"""Seconds on a CPU, where the recipe of a memory for a larger network takes minutes."""
+
 State = Literal["waiting", "training", "testing", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
 
@@ -35,21 +38,25 @@ class Order:
     """What to train."""
 
     choices: tuple[Choice, ...]
-    network: str | None = None
-    """None: the first memory's"""
+    is_small: bool = False
+    """a small network, and not the first memory's own"""
     epochs: int | None = None
-    """None: the first memory's"""
+    """None: as many as is usual for the network"""
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As a page orders it."""
         classes = [f"{memory}:{label}" for memory, label in self.choices]
-        order = {"classes": classes, "network": self.network or "memory", "seed": self.seed}
+        order = {"classes": classes, "network": "small" if self.is_small else "memory", "seed": self.seed}
         return order if self.epochs is None else order | {"epochs": self.epochs}
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """What is other than in the first memory's recipe."""
+        return (SMALL if self.is_small else {}) | ({} if self.epochs is None else {"epochs": self.epochs})
+
     def recipe(self, composition: Composition) -> Recipe:
-        recipe = composition.recipe
-        return replace(recipe, network=self.network or recipe.network, epochs=self.epochs or recipe.epochs)
+        return replace(composition.recipe, **self.changes)
 
 
 @dataclass
@@ -259,8 +266,7 @@ def python_lines(shelf: Shelf, order: Order) -> str:
         entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)
     }
     chosen = [f"{names[entry.number]}[{', '.join(map(repr, classes.names))}]" for entry, classes in parts]
-    asked = {"network": order.network, "epochs": order.epochs}
-    changed = [f"{name}={value!r}" for name, value in asked.items() if value not in (None, getattr(recipe, name))]
+    changed = [f"{name}={value!r}" for name, value in order.changes.items() if value != getattr(recipe, name)]
     lines = [
         *(["import dataclasses", ""] if changed else []),
         "import recollect",

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.compose import Composition, compose
+from recollect.data import load
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
@@ -175,7 +176,10 @@ class Shelf:
 
 
 def stock(paths: Iterable[Path], data: Sequence[Images] = ()) -> Shelf:
-    """Load the memories that were given, and the project's own; of the latter a damaged one is told, and left out."""
+    """Load the memories that were given, and the project's own; of the latter a damaged one is told, and left out.
+
+    Where no datasets are given, memories of the digits are tested on these, which come with the library.
+    """
     found = {path.resolve(): (path, _loaded(path)) for path in paths}
     problems = []
     for path in sorted(OWN.glob("*.safetensors")):
@@ -185,7 +189,8 @@ def stock(paths: Iterable[Path], data: Sequence[Images] = ()) -> Shelf:
             except RecollectError as error:
                 problems.append(str(error))
     entries = [Entry(number, path, memory) for number, (path, memory) in enumerate(found.values())]
-    return Shelf(entries, problems, list(data))
+    at_hand = [load("digits")] if any(entry.memory.header.dataset == "digits" for entry in entries) else []
+    return Shelf(entries, problems, list(data) or at_hand)
 
 
 def _loaded(path: Path) -> Memory:

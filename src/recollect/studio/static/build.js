@@ -7,6 +7,7 @@ const MOST_NUMBERED = 20; // classes of a confusion matrix whose cells have room
 let memories = [];
 let picked = []; // "memory:label", in the order they were picked
 let training = null, losses = [], stream = null;
+let isNetworkChosen = false; // by hand
 
 export function offer(shelf) {
   memories = shelf.memories.filter((memory) => memory.classes.length);
@@ -42,8 +43,11 @@ function pick(boxes, wanted) {
 }
 
 function update() {
-  const matrices = picked.map((choice) => memories.find((memory) => memory.id === Number(choice.split(":")[0])).matrices);
-  const images = Math.max(0, ...matrices) * picked.length;
+  const from = picked.map((choice) => memories.find((memory) => memory.id === Number(choice.split(":")[0])));
+  const images = Math.max(0, ...from.map((memory) => memory.matrices)) * picked.length;
+  const [first] = [...from, ...memories];
+  if (first) $("network").options[0].textContent = `the memory's own (${first.network})`;
+  if (first && !isNetworkChosen) $("network").value = first.network.startsWith("mlp") ? "memory" : "small"; // seconds, not minutes
   const words = { 0: "Pick two classes or more.", 1: "Pick one class more." };
   $("picked").textContent = words[picked.length] ?? `${picked.length} classes, ${count(images, "recalled image")}`;
   $("train").disabled = picked.length < 2 || isUnderWay();
@@ -79,6 +83,7 @@ export function watch(job) {
   show(job);
   stream = new EventSource(`/api/trainings/${job.id}/events`);
   stream.onmessage = (event) => {
+    problem($("build-problem"), null);
     const news = JSON.parse(event.data);
     losses.length = news.losses_from;
     losses.push(...news.losses);
@@ -87,6 +92,7 @@ export function watch(job) {
   };
   stream.onerror = () => {
     if (stream.readyState === EventSource.CLOSED) lost();
+    else problem($("build-problem"), "the studio does not answer: waiting for it");
   };
 }
 
@@ -111,11 +117,17 @@ function show(job) {
   $("bar").value = job.state === "done" ? 1 : job.epochs ? job.epoch / job.epochs : 0;
   $("bar").textContent = `${job.epoch} of ${job.epochs}`;
   const loss = losses.length ? `, loss ${losses.at(-1).toPrecision(3)}` : "";
-  $("numbers").textContent = job.epochs ? `epoch ${job.epoch} of ${job.epochs}${loss}, ${job.seconds.toFixed(1)} s` : "";
+  $("numbers").textContent = job.epochs ? `epoch ${job.epoch} of ${job.epochs}${loss}, ${job.seconds.toFixed(1)} s${left(job)}` : "";
   $("cancel").hidden = !isUnderWay();
   $("progress").dataset.state = job.state;
   curve();
   update();
+}
+
+/** In words, where there is time to read them. */
+function left({ state, epoch, epochs, seconds }) {
+  const more = state === "training" && epoch ? (seconds / epoch) * (epochs - epoch) : 0;
+  return more < 5 ? "" : more < 90 ? `, about ${Math.round(more)} s left` : `, about ${Math.round(more / 60)} min left`;
 }
 
 function curve() {
@@ -199,3 +211,4 @@ async function cancel() {
 
 $("order").addEventListener("submit", train);
 $("cancel").addEventListener("click", cancel);
+$("network").addEventListener("change", () => (isNetworkChosen = true));

@@ -15,6 +15,8 @@ export async function look(chosen) {
   $("look-title").textContent = `Look inside ${memory.name}`;
   problem($("look-problem"), null);
   busy(true);
+  $("look-body").inert = true; // what is shown is of another memory
+  $("picture-caption").textContent = "Reading the memory …";
   try {
     if (!loaded.has(memory.id)) loaded.set(memory.id, await askFloats(`/api/memories/${memory.id}/pictures`));
     if (mine !== turn) return;
@@ -43,6 +45,7 @@ async function choose(label) {
     showRecalled();
     show(0);
     busy(false);
+    $("look-body").inert = false;
   } catch (error) {
     if (mine === turn) fail(error);
   }
