@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -79,11 +80,17 @@ def test_memories_are_what_the_readme_says(path):
 
 def test_the_search_is_that_of_the_files():
     recipe = (ROOT / "docs" / "recipe.md").read_text()
-    rows = json.loads((ROOT / "experiments" / "recipe-fashion-mnist.json").read_text()).values()
+    files = (ROOT / "experiments").glob("recipe-*.json")
+    rows = [row for path in files for row in json.loads(path.read_text()).values()]
     chosen = json.loads((ROOT / "experiments" / "select-digits-bases.json").read_text())["results"]
     for row in [*(row["evaluation"] for row in rows), *chosen]:
         assert row["on"] == "validation"
         assert f"{row['mean']:.1f} ± {row['deviation']:.1f}" in recipe
+    seeds = json.loads((ROOT / "experiments" / "precision.json").read_text())["rows"]
+    for compute in ("bf16", "fp32"):
+        means = [row["evaluation"]["mean"] for name, row in seeds.items() if name.startswith(compute)]
+        assert len(means) == 3
+        assert f"{compute} {statistics.mean(means):.2f} ± {statistics.stdev(means):.2f}" in recipe
 
 
 def test_both_commands_are_shown():
