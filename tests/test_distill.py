@@ -66,7 +66,7 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
     monkeypatch.setattr(
         Network,
         "fresh",
-        lambda self, seed: {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
+        lambda self, seed, device="cpu": {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
     )
     seen = []
     real = module.unroll.metagradient
