@@ -93,6 +93,14 @@ def test_the_search_is_that_of_the_files():
         assert f"{compute} {statistics.mean(means):.2f} ± {statistics.stdev(means):.2f}" in recipe
 
 
+def test_the_continual_table_is_that_of_the_files():
+    table = (ROOT / "docs" / "continual.md").read_text()
+    for stream in json.loads((ROOT / "experiments" / "continual.json").read_text()).values():
+        for row in stream["rows"]:
+            assert row["n"] in (0, 5)
+            assert not row["n"] or f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
+
+
 def test_both_commands_are_shown():
     makefile = (ROOT / "Makefile").read_text()
     for command in ("demo", "test"):
