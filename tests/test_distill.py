@@ -469,3 +469,9 @@ def test_goes_on_from_a_memory(tmp_path):
         distill(toy(), replace(config, bases=3))
     with pytest.raises(RecollectError, match="nowhere"):
         distill(toy(), replace(config, start=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize(("scope", "augmentation"), [("sample", "flip"), ("outer", "none")])
+def test_networks_are_trained_with_the_augmentation_of_the_inner_loop(scope, augmentation):
+    memory = distill(toy(), replace(CONFIG, outer_steps=1, augment="flip", augment_scope=scope))
+    assert memory.header.recipe["augment"] == augmentation

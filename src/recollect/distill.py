@@ -509,18 +509,33 @@ def distill(
         config = replace(config, network=f"custom {getattr(network, '__qualname__', type(network).__name__)}")
     ways = config.classes_per_step if config.query == "images" else images.classes
     net = Network(network or config.network, images.shape, ways or images.classes)
-    split = training_split(images, config)
     if run is None:
-        preprocess = preprocess or Preprocess.fit(split.images, config.preprocess, config.device)
+        preprocess = preprocess or Preprocess.fit(
+            training_split(images, config).images, config.preprocess, config.device
+        )
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return to_memory(state, images, config, preprocess)
-
-    fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
     folder = Run.open(run) if resume else Run.create(run, {"data": data or {}, "distill": to_json(config)})
+    return _distill_into(folder, resume, images, config, net, preprocess, progress, say)
+
+
+def _distill_into(
+    folder: Run,
+    resume: bool,
+    images: Images,
+    config: DistillConfig,
+    net: Network,
+    preprocess: Preprocess | None,
+    progress: Progress | None,
+    say: Callable[[str], None],
+) -> Memory:
+    """A run in its folder, from the beginning or from its last checkpoint."""
+    split = training_split(images, config)
+    fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
     saved = _resumable(folder, config, fingerprint) if resume else None
     if saved and saved["state"]["step"] >= config.outer_steps and folder.memory_path.exists():
         return Memory.load(folder.memory_path)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recollect.fast import kernels as written
-from recollect.fast.flat import Alone
 from recollect.nets import InstanceNorm, Network, Params
 
 aten = torch.ops.aten
@@ -91,9 +90,10 @@ def unfit(network: Network) -> str | None:
     return None
 
 
-class ConvNet(Alone):
+class ConvNet:
     """The passes of a ConvNet in one precision: "bf16", or "tf32" and "fp32" on float32 tensors."""
 
+    stacks = False
     benchmark = True  # let the library try its convolutions: they are few, and run many times
 
     def __init__(self, network: Network, precision: str):

@@ -10,14 +10,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from recollect import unroll
 from recollect.data.augment import Schedule
-from recollect.fast.flat import Flat, Pieces
+from recollect.fast.flat import Flat, Pieces, Stacking
 from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
@@ -284,7 +284,7 @@ class _Plan:
     def _judge(self, inner: _Inner, group: range) -> None:
         images, labels = self._of(self.query[0], group, 4), self._of(self.query[1], group, 1)
         if len(inner.theta) > 1:
-            slope, value = self.flat.judges(inner.theta, images, labels)
+            slope, value = cast(Stacking, self.flat).judges(inner.theta, images, labels)
         else:
             slope, value = self.flat.judge(inner.theta[0], images.reshape(-1, *images.shape[-3:]), labels.reshape(-1))
         inner.slope.copy_(slope)
@@ -314,7 +314,7 @@ class _Plan:
         count = len(inner.theta)
         if count == 1:
             return self.flat.gradient(inner.theta[0], seen, labels)[None]
-        return self.flat.gradients(inner.theta, seen.unflatten(0, (count, -1)), labels.view(count, -1))
+        return cast(Stacking, self.flat).gradients(inner.theta, seen.unflatten(0, (count, -1)), labels.view(count, -1))
 
     def _curvature(self, inner: _Inner, before: Tensor, seen: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """H mu [S, P], and the gradient by what was seen, [S B, ...]."""
@@ -323,7 +323,7 @@ class _Plan:
             curvature, by_seen = self.flat.adjoint(before[0], seen, labels, inner.mu[0])
             return curvature[None], by_seen
         stacked = (before, seen.unflatten(0, (count, -1)), labels.view(count, -1), inner.mu)
-        curvature, by_seen = self.flat.adjoints(*stacked)
+        curvature, by_seen = cast(Stacking, self.flat).adjoints(*stacked)
         return curvature, by_seen.flatten(0, 1)
 
 

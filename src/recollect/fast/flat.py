@@ -22,7 +22,7 @@ class Flat(Protocol):
     benchmark: bool
     """whether the library should try out its convolutions, which takes memory"""
     stacks: bool
-    """whether `gradients`, `judges` and `adjoints` do several networks in one pass"""
+    """whether it is Stacking, and that pays"""
 
     def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
@@ -34,24 +34,14 @@ class Flat(Protocol):
     def adjoint(
         self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
     ) -> tuple[Tensor, Tensor]: ...
+
+
+class Stacking(Flat, Protocol):
+    """Passes over several networks at once, their vectors stacked."""
+
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
     def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
     def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]: ...
-
-
-class Alone:
-    """Of passes that do not stack."""
-
-    stacks = False
-
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
 
 
 class General:
@@ -133,8 +123,10 @@ class General:
         return vmap(one)(vectors, images, labels, mu)
 
 
-class Pieces(Alone):
+class Pieces:
     """The same passes over at most `most` images at a time: exact, since no image's norm looks at another image."""
+
+    stacks = False
 
     def __init__(self, flat: Flat, most: int):
         self.flat, self.most, self.network, self.benchmark = flat, most, flat.network, flat.benchmark
