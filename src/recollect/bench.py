@@ -22,27 +22,28 @@ from recollect.unroll import MetaGradient, Params
 
 SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 50  # ConvNet-128 on 32x32 colour
 ROUNDS = 5
+Save = Callable[[dict[str, Any]], None]
 
 
-def bench(what: tuple[str, ...], profile: bool = False) -> dict[str, Any]:
-    """Run the named benchmarks, print them, and return their figures."""
+def bench(what: tuple[str, ...], profile: bool, save: Save) -> None:
+    """Run the named benchmarks and print them; `save` is called with the figures so far whenever there are more."""
     found: dict[str, Any] = {"environment": environment()}
     report.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in what:
         if name in ("engine", "exactness"):
-            found[name] = _on_gpu(name, profile)
+            found[name] = _on_gpu(name, profile, lambda figures, name=name: save(found | {name: figures}))
             continue
         found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
         report.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
-    return found
+        save(found)
 
 
-def _on_gpu(name: str, profile: bool) -> dict[str, Any]:
+def _on_gpu(name: str, profile: bool, save: Save) -> dict[str, Any]:
     if not torch.cuda.is_available():
         raise RecollectError(f"the benchmark '{name}' needs a CUDA device, and torch sees none here")
     from recollect.fast import bench as gpu  # needs Triton
 
-    return gpu.engine_speed(profile) if name == "engine" else gpu.exactness()
+    return gpu.engine_speed(profile, save) if name == "engine" else gpu.exactness(save)
 
 
 def full_graph(

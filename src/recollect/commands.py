@@ -385,6 +385,8 @@ def _info(command: cli.Info) -> int:
     made, budget = dict(header.made), header.budget
     numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))
     config = made.pop("config", {})
+    if "start" in made:
+        made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
     rows = [
         ("dataset", header.dataset),
         ("classes", _class_names(header.class_names)),
@@ -539,9 +541,8 @@ def _studio(command: cli.Studio) -> int:
 def _bench(command: cli.Bench) -> int:
     from recollect.bench import bench
 
-    figures = bench(command.what, command.profile)
-    if command.json:
-        write_json(command.json, figures)
+    path = command.json
+    bench(command.what, command.profile, lambda figures: write_json(path, figures) if path else None)
     return 0
 
 

@@ -108,8 +108,9 @@ def _modules() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, CLASSES))
 
 
-def engine_speed(profile: bool = False) -> dict[str, Any]:
-    """Seconds an outer iteration and peak memory of each way, at each setting; and how near the ConvNet path is to the chip."""
+def engine_speed(profile: bool, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Seconds an outer iteration and peak memory of each way, at each setting; and how near the ConvNet path is to the chip.
+    `save` is called after each setting."""
     network = Network("convnet", SHAPE, CLASSES)
     rate, bandwidth = _matrix_rate(), _copy_bandwidth()
     found: dict[str, Any] = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
@@ -130,6 +131,7 @@ def engine_speed(profile: bool = False) -> dict[str, Any]:
         needs = Engine(ConvNet(network, "bf16")).needs(1, setting.batch, setting.real, window)
         rows["(d) estimated before it starts, GiB"] = needs / 2**30
         found[setting.name] = rows
+        save(found)
         report.pairs(setting.name, [(name, _shown(value)) for name, value in rows.items()])
     found["20 networks, 300 epochs on 1,150 images"] = {mode: evaluation_seconds(mode) for mode in ("tf32", "bf16")}
     for mode, seconds in found["20 networks, 300 epochs on 1,150 images"].items():
@@ -137,6 +139,7 @@ def engine_speed(profile: bool = False) -> dict[str, Any]:
     if profile:
         found["profile"] = profile_steps()
         report.say(found["profile"])
+    save(found)
     return found
 
 
@@ -254,9 +257,12 @@ def profile_steps(batch: int = 320) -> str:
     return found.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70)
 
 
-def exactness(unrolls: tuple[tuple[int, int], ...] = ((20, 320), (150, 100))) -> dict[str, Any]:
-    """Each precision's metagradient against float64 autograd's, for unrolls of (steps, images a step): relative error and
-    cosine similarity.
+UNROLLS = ((20, 320), (150, 100))  # steps, images a step
+
+
+def exactness(save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Each precision's metagradient against float64 autograd's: relative error and cosine similarity. `save` is called after
+    each.
 
     Where a pixel comes as near to the ReLU's kink as rounding reaches, two roundings take different sides, and the
     metagradient, which is not continuous there, differs by more than rounding. How much is in the row of float64 against
@@ -269,6 +275,7 @@ def exactness(unrolls: tuple[tuple[int, int], ...] = ((20, 320), (150, 100))) ->
         error = float((given - exact).norm() / exact.norm())
         cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
         found[what] = {"relative error": error, "1 - cosine": 1 - cosine}
+        save(found)
         report.say(f"{what}: relative error {error:.1e}, cosine {cosine:.5f}")
 
     modes = ("fp32", "tf32", "bf16")
@@ -298,7 +305,7 @@ def exactness(unrolls: tuple[tuple[int, int], ...] = ((20, 320), (150, 100))) ->
     batches = torch.stack([torch.randperm(20, generator=generator)[:2] for _ in range(20)]).cuda()
     query = torch.randn(10, 1, 8, 8, generator=generator).cuda(), torch.arange(10).cuda()
     settings = [("T = 20, 2 images of 8x8 a step, width 16", small, small.fresh(0), images, batches, query)]
-    for steps, batch in unrolls:
+    for steps, batch in UNROLLS:
         params, images, labels, batches, query = problem(Setting("", batch, steps))
         settings.append((f"T = {steps}, {batch} images a step", network, params, images, batches, query))
     for name, net, params, images, batches, query in settings:
