@@ -74,7 +74,12 @@ def test_memories_are_what_the_readme_says(path):
     assert recorded["mean"] == pytest.approx(test["mean"])
     accuracy = f"{test['mean']:.1f} ± {test['deviation']:.1f}"
     row = f"| `memories/{path.name}` | {memory.floats:,} | {accuracy} | "
-    assert re.search(re.escape(row) + rf"[\d.]+ \| {written['minutes']:.1f} \|", README), row
+    minutes = sum(leg["minutes"] for leg in written["legs"])
+    assert re.search(re.escape(row) + rf"[\d.]+ \| {minutes:.1f} \|", README), row
+    recipe = (ROOT / "docs" / "recipe.md").read_text()
+    for entry in (entry for leg in written["legs"] for entry in leg["curve"]):
+        assert (entry["n"], entry["on"]) == (5, "validation")
+        assert f"| {entry['mean']:.1f} ± {entry['deviation']:.1f} |" in recipe
     assert written["environment"]["cuda"].removeprefix("NVIDIA ") in README
 
 
@@ -138,3 +143,32 @@ print("ok")
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout.strip() == "ok", found.stderr
+
+
+def test_the_engine_is_as_fast_and_exact_as_its_page_says():
+    page = (ROOT / "docs" / "engine.md").read_text().replace("**", "")
+    runs = json.loads((ROOT / "experiments" / "engine.json").read_text())["runs"]
+    settings = {name: rows for run in runs for name, rows in run["engine"].items() if "images a step" in name}
+    assert len(settings) == 3
+    for way in {way for rows in settings.values() for way in rows if "estimated" not in way and " of the " not in way}:
+        cells = []
+        for rows in settings.values():
+            found = rows.get(way, "not run")
+            if isinstance(found, dict):
+                found = f"{found['seconds']:.3f} s, {found['peak GiB']:.2f} GiB" if found["seconds"] else "does not fit"
+            cells.append(found if isinstance(found, str) else f"{found:.1f}")
+        assert f"| {way} | {' | '.join(cells)} |" in page
+    ours, theirs = (
+        settings["320 images a step"][way]["seconds"] for way in ("(d) ConvNet, bf16", "(a) published loop, fp32")
+    )
+    assert f"{theirs:.3f} s" in README
+    assert f"{ours:.3f} s, 1.00 GiB, **{settings['320 images a step']['(a) / (d)']:.1f} times faster**" in README
+    for mode, seconds in runs[1]["engine"]["20 networks, 300 epochs on 1,150 images"].items():
+        assert f"{seconds:.1f} s in {mode.replace('tf', 'TF')}" in page
+    for what, row in json.loads((ROOT / "experiments" / "exactness.json").read_text())["exactness"].items():
+        line = next(
+            line
+            for line in page.splitlines()
+            if line.startswith(f"| {what.removeprefix('one pass of 320 images, ').rsplit(', ', 1)[0]} |")
+        )
+        assert f"| {row['relative error']:.1e}, {1 - row['1 - cosine']:.4f} |" in line
