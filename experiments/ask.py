@@ -7,9 +7,10 @@ then each of the disjoint 5-way tasks is asked with pictures drawn from the test
 answer, and judged by the other test images of the task's classes. The baselines see the same pictures:
 
     nearest neighbour       the class of the nearest shot, in the features of a ConvNet trained on all training images
-    classify-then-recall    that ConvNet names each group of shots, and a memory of labels recalls these classes
+    classify-then-recall    that ConvNet names each group of shots, and a memory of labels, with as many bases and matrices,
+                            recalls these classes
 
-Memories lie in --runs and are resumed; rows that the file already holds are not run again.
+Memories lie in --runs and are resumed, on a GPU all at the same time; rows that the file already holds are not run again.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +33,17 @@ import recollect
 from recollect.ask import ask
 from recollect.distill import find_device, seeded
 from recollect.evaluate import memory_recipe, train
+from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 
 PRETRAINING = recollect.Recipe(epochs=100, batch=128)
-ASKED = {"query": "images", "bases": 64, "matrices": 16, "query_size": 128, "classes_per_step": 5}
+MEMORY = {"bases": 64, "matrices": 16}
+ASKED = {"query": "images", "query_size": 128}
+LABELS = "labels"  # the run of the memory that is asked with names
+
+Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]
+"""(the shots of each class of each task, other pictures of each task) -> the class of each of these, as the method sees it"""
 
 
 def main() -> None:
@@ -48,101 +56,108 @@ def main() -> None:
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--set", nargs="*", default=[], help="settings of the distillations, as name=value in JSON")
-    arguments = parser.parse_args()
-    images = recollect.load(arguments.data, root=arguments.root)
-    changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in arguments.set)}
-    rows: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(arguments.ways)
-    tasks = [task for task in tasks if len(task) == arguments.ways]
-    trained = functools.cache(lambda: pretrained(images, changes))  # for both baselines, if either is to run
-    for shots in arguments.shots:
-        settings = {
-            **ASKED,
-            "classes_per_step": arguments.ways,
-            "outer_steps": arguments.steps,
-            "shots": shots,
-            **changes,
+    parser.add_argument("--on", choices=["test", "validation"], default="test")
+    given = parser.parse_args()
+    images = recollect.load(given.data, root=given.root)
+    changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in given.set)}
+    device = find_device(changes.get("device", "auto"))
+    shared = {**MEMORY, "classes_per_step": given.ways, "outer_steps": given.steps, **changes, "device": device}
+    rows: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
+    runs = {f"{shots}-shot": ASKED | shared | {"shots": shots} for method, shots in due if method == "image addressing"}
+    if any(method == "classify-then-recall" for method, _ in due):
+        runs[LABELS] = shared
+    with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
+        made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
+        memories = dict(zip(runs, made, strict=True))
+    trained = functools.cache(lambda: pretrained(images, shared))  # for both baselines, if either is to run
+    tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
+    tasks = [task for task in tasks if len(task) == given.ways]
+    for name, shots in due:
+        began, row = time.perf_counter(), row_name(name, shots)
+        run = LABELS if name == "classify-then-recall" else f"{shots}-shot"
+        memory = memories[run] if name != "nearest neighbour" else None
+        method = METHODS[name](trained, memory, device)
+        found = [accuracies(getattr(images, given.on), method, tasks, shots, draw) for draw in range(given.draws)]
+        values = [value for draw in found for value in draw]
+        rows[row] = {
+            "mean": statistics.mean(values),
+            "deviation over tasks and draws": statistics.stdev(values),
+            "n": f"{len(tasks)} tasks, {given.draws} draws of shots",
+            "on": given.on,
+            "values": found,
+            "seconds": time.perf_counter() - began,
+            "minutes of distilling": minutes(given.runs / run) if memory else None,
+            "config": memory.header.made["config"] if memory else None,
+            "environment": environment(),
         }
-        methods: dict[str, Callable[[], Callable]] = {
-            "image addressing": lambda s=settings, n=shots: answers(distilled(images, s, arguments.runs / f"{n}-shot")),
-            "nearest neighbour": lambda: nearest(*trained()),
-            "classify-then-recall": lambda: named(*trained(), label_memory(images, changes, arguments)),
-        }
-        for name, prepare in methods.items():
-            row = f"{name}, {shots} shot"
-            if row in rows:
-                continue
-            began, method = time.perf_counter(), prepare()
-            found = [task_accuracy(images, method, tasks, shots, draw) for draw in range(arguments.draws)]
-            values = [value for draw in found for value in draw]
-            rows[row] = {
-                "mean": statistics.mean(values),
-                "deviation over tasks and draws": statistics.stdev(values),
-                "n": f"{len(tasks)} tasks, {arguments.draws} draws of shots",
-                "values": found,
-                "seconds": time.perf_counter() - began,
-                "settings": settings if name == "image addressing" else {},
-                "environment": environment(),
-            }
-            arguments.out.write_text(json.dumps(rows, indent=1))
-            print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
+        write_json(given.out, rows)
+        print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
+
+
+def row_name(method: str, shots: int) -> str:
+    return f"{method}, {shots} shot"
 
 
 def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) -> recollect.Memory:
     """A memory from its run's folder: finished, resumed or new."""
-    if Run(folder).memory_path.exists() and len(Run(folder).metrics()) >= settings["outer_steps"]:
-        return recollect.Memory.load(Run(folder).memory_path)
+
+    def show(line: dict[str, Any]) -> None:
+        if line["step"] % 100 == 0:
+            print(folder.name, line, flush=True)
+
     config = replace(recollect.DistillConfig(), **settings)
-    return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
+    with torch.cuda.stream(torch.cuda.Stream() if settings["device"] != "cpu" else None):
+        return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
 
 
-def label_memory(images: recollect.Images, changes: dict[str, Any], arguments: argparse.Namespace) -> recollect.Memory:
-    return distilled(images, {"outer_steps": arguments.steps, **changes}, arguments.runs / "labels")
+def minutes(folder: Path) -> float:
+    return sum(line["seconds"] for line in Run(folder).metrics()) / 60
 
 
-def task_accuracy(
-    images: recollect.Images, method: Callable, tasks: list[Tensor], shots: int, draw: int
-) -> list[float]:
-    """Percent of each task's other test images that its classifier gets right."""
-    found = []
+def accuracies(split: recollect.Split, method: Method, tasks: list[Tensor], shots: int, draw: int) -> list[float]:
+    """Percent of each task's other images that its classifier gets right."""
+    given, pixels, truths = [], [], []
     for number, task in enumerate(tasks):
-        generator, given, pixels, truth = seeded(1, draw, number), [], [], []
-        for place, label in enumerate(task.tolist()):
-            rows = (images.test.labels == label).nonzero().flatten()
-            rows = rows[torch.randperm(len(rows), generator=generator)]
-            given.append(images.test.images[rows[:shots]])
-            pixels.append(images.test.images[rows[shots:]])
-            truth.append(torch.full((len(rows) - shots,), place))
-        guesses = method(given, torch.cat(pixels))
-        found.append(100 * float((guesses.cpu() == torch.cat(truth)).float().mean()))
-    return found
+        generator = seeded(1, draw, number)
+        rows = [(split.labels == label).nonzero().flatten() for label in task.tolist()]
+        rows = [each[torch.randperm(len(each), generator=generator)] for each in rows]
+        given.append([split.images[each[:shots]] for each in rows])
+        pixels.append(torch.cat([split.images[each[shots:]] for each in rows]))
+        truths.append(torch.cat([torch.full((len(each) - shots,), place) for place, each in enumerate(rows)]))
+    guesses = method(given, pixels)
+    return [100 * float((guess.cpu() == truth).float().mean()) for guess, truth in zip(guesses, truths, strict=True)]
 
 
-def answers(memory: recollect.Memory) -> Callable[[list[Tensor], Tensor], Tensor]:
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+Pretrained = tuple[Network, Params, recollect.Preprocess]
+
+
+def pretrained(images: recollect.Images, settings: dict[str, Any]) -> Pretrained:
+    """A network trained on all training images, for the baselines."""
+    recipe = replace(PRETRAINING, network=settings.get("network", PRETRAINING.network))
+    network = Network(recipe.network, images.shape, images.classes)
+    preprocess = recollect.Preprocess.fit(images.train.images)
+    part = preprocess(images.train.images), images.train.labels
+    (params,) = train(network, [part], recipe, [0], settings["device"])
+    return network, params, preprocess
+
+
+def addressing(_: Callable[[], Pretrained], memory: recollect.Memory, device: str) -> Method:
     """Ours: ask, train, classify."""
 
-    def method(given: list[Tensor], pixels: Tensor) -> Tensor:
-        classifier = ask(memory, {str(place): shots for place, shots in enumerate(given)}).train()
-        return classifier.probabilities(pixels).argmax(1)
+    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
+        asked = [ask(memory, {str(place): shots for place, shots in enumerate(task)}) for task in given]
+        return taught([(each.images, each.labels) for each in asked], memory, pixels, device)
 
     return method
 
 
-Pretrained = tuple[Network, Params, recollect.Preprocess, str]
-
-
-def pretrained(images: recollect.Images, changes: dict[str, Any]) -> Pretrained:
-    """A network trained on all training images, for the baselines."""
-    device = find_device(changes.get("device", "auto"))
-    recipe = replace(PRETRAINING, network=changes.get("network", PRETRAINING.network))
-    network = Network(recipe.network, images.shape, images.classes)
-    preprocess = recollect.Preprocess.fit(images.train.images)
-    (params,) = train(network, [(preprocess(images.train.images), images.train.labels)], recipe, [0], device)
-    return network, params, preprocess, device
-
-
-def nearest(network: Network, params: Params, preprocess: recollect.Preprocess, device: str) -> Callable:
+def nearest(trained: Callable[[], Pretrained], _: recollect.Memory | None, device: str) -> Method:
+    network, params, preprocess = trained()
     *body, last = list(network.module.named_children())
     trunk = nn.Sequential(*(layer for _, layer in body))
     kept = {name: p for name, p in params.items() if not name.startswith(f"{last[0]}.")}
@@ -151,38 +166,54 @@ def nearest(network: Network, params: Params, preprocess: recollect.Preprocess, 
         found = [functional_call(trunk, kept, (preprocess(some.to(device)),)).flatten(1) for some in pixels.split(1024)]
         return nn.functional.normalize(torch.cat(found), dim=1)
 
-    def method(given: list[Tensor], pixels: Tensor) -> Tensor:
-        with torch.no_grad():
-            shots = features(torch.cat(given))
-            return torch.cdist(features(pixels), shots).argmin(1) // len(given[0])
+    @torch.no_grad()
+    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
+        return [
+            torch.cdist(features(some), features(torch.cat(task))).argmin(1) // len(task[0])
+            for task, some in zip(given, pixels, strict=True)
+        ]
 
     return method
 
 
-def named(
-    network: Network, params: Params, preprocess: recollect.Preprocess, device: str, memory: recollect.Memory
-) -> Callable:
-    def method(given: list[Tensor], pixels: Tensor) -> Tensor:
-        with torch.no_grad():
-            scores = [network.logits(params, preprocess(shots.to(device))).log_softmax(1).sum(0) for shots in given]
-        labels = [int(score.argmax()) for score in scores]
-        recalled = torch.cat([memory.recall(label)[0] for label in labels])  # two groups may be given the same name
-        rows = torch.arange(len(given)).repeat_interleave(len(memory.addressing))
-        recipe = memory_recipe(memory)
-        classifier = Network(recipe.network, memory.image_shape, len(given))
-        (trained,) = train(classifier, [(recalled, rows)], recipe, [0], device)
-        fits = memory.preprocess()
-        with torch.no_grad():
-            found = [classifier.logits(trained, fits(some.to(device))).argmax(1) for some in pixels.split(1024)]
-        return torch.cat(found)
+def classify_then_recall(trained: Callable[[], Pretrained], memory: recollect.Memory, device: str) -> Method:
+    network, params, preprocess = trained()
+
+    @torch.no_grad()
+    def name(shots: Tensor) -> int:
+        return int(network.logits(params, preprocess(shots.to(device))).log_softmax(1).sum(0).argmax())
+
+    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
+        parts = []
+        for task in given:
+            recalled = [memory.recall(name(shots))[0] for shots in task]  # two groups may be given the same name
+            labels = torch.arange(len(task)).repeat_interleave(len(recalled[0]))
+            parts.append((torch.cat(recalled), labels))
+        return taught(parts, memory, pixels, device)
 
     return method
 
 
-def show(line: dict[str, Any]) -> None:
-    if line["step"] % 100 == 0:
-        print(line, flush=True)
+def taught(
+    parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str
+) -> list[Tensor]:
+    """The classes of pixels, by a fresh network trained on each part; all are trained side by side."""
+    recipe, fits = memory_recipe(memory), memory.preprocess()
+    network = Network(recipe.network, memory.image_shape, int(parts[0][1].max()) + 1)
+    seeds = [int(seeded(0, 2, number).initial_seed()) for number in range(len(parts))]
+    trained = train(network, parts, recipe, seeds, device)
+    with torch.no_grad():
+        return [
+            torch.cat([network.logits(params, fits(some.to(device))).argmax(1) for some in each.split(1024)])
+            for params, each in zip(trained, pixels, strict=True)
+        ]
 
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "image addressing": addressing,
+    "nearest neighbour": nearest,
+    "classify-then-recall": classify_then_recall,
+}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
