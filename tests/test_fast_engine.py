@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from recollect import fast, unroll
 from recollect.data import augment
@@ -15,6 +15,7 @@ from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
 from recollect.fast.engine import MOST_PLANS, Engine, Start, precision
 from recollect.fast.flat import General, Pieces
+from recollect.fast.mlp import MLP, fits
 from recollect.nets import Network
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -54,8 +55,15 @@ def options(optimiser: str = "sgd", **others):
     return dict(lr=0.05 if optimiser == "sgd" else 1e-3, momentum=0.9, optimiser=optimiser) | others
 
 
-def new_engine(net: Network) -> Engine:
-    return Engine(General(net, unroll.eager(net.loss)))
+def general(net: Network) -> General:
+    return General(net, unroll.eager(net.loss))
+
+
+both = pytest.mark.parametrize("passes", [general, MLP])
+
+
+def new_engine(net: Network, passes=general) -> Engine:
+    return Engine(passes(net))
 
 
 def agree(ours: unroll.MetaGradient, theirs: unroll.MetaGradient, tolerance: float = 1e-12) -> None:
@@ -78,14 +86,15 @@ def same(ours: unroll.MetaGradient, theirs: unroll.MetaGradient) -> None:
 # ---- against the reference ------------------------------------------------------------------------------------------
 
 
+@both
 @pytest.mark.parametrize("names", ["none", "flip+rotate", "crop"])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("bridge", ["full", "forward-only", "none"])
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_against_the_reference(optimiser, bridge, window, names):
+def test_against_the_reference(optimiser, bridge, window, names, passes):
     net, params = mlp()
     chosen = options(optimiser, bridge=bridge, window=window, augment=schedule(names, 4, 5))
-    ours = new_engine(net).metagradient(params, *data(), **chosen)
+    ours = new_engine(net, passes).metagradient(params, *data(), **chosen)
     agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
 
 
@@ -106,13 +115,14 @@ def test_any_unroll(drawn, steps, batch, count):
     names = drawn.draw(st.sampled_from(["none", "flip+rotate", "crop", "cutout+contrast"]), "augmentation")
     numbers = drawn.draw(st.sampled_from([1, batch]), "numbers")
     longest = drawn.draw(st.none() | st.integers(1, 9), "longest")
+    passes = drawn.draw(st.sampled_from([general, MLP]), "passes")
     chosen = options(optimiser, bridge=bridge, window=window)
     starts = [
         Start(mlp(seed)[1], data(steps, batch, seed)[2], schedule(names, numbers, steps, seed)) for seed in range(count)
     ]
     images, labels, _, query = data()
     net, _ = mlp()
-    found = new_engine(net).together(starts, images, labels, query, **chosen, longest=longest)
+    found = new_engine(net, passes).together(starts, images, labels, query, **chosen, longest=longest)
     for ours, start in zip(found, starts, strict=True):
         theirs = unroll.metagradient(
             net.loss, start.params, images, labels, start.batches, query, **chosen, augment=start.augment
@@ -339,10 +349,11 @@ def test_plans_are_kept_for_a_while():
 # ---- in pieces ------------------------------------------------------------------------------------------------------
 
 
+@both
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 6, 7, 100])
-def test_pieces_are_the_whole(most):
+def test_pieces_are_the_whole(most, passes):
     net, params = mlp()
-    whole = General(net, unroll.eager(net.loss))
+    whole = passes(net)
     pieces = Pieces(whole, most)
     images = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     labels = torch.arange(7, device=DEVICE) % 3
@@ -361,7 +372,7 @@ def test_an_unroll_in_pieces(most):
     """Three divides neither the batch of four nor the query of five."""
     net, params = mlp()
     chosen = options(augment=schedule("flip+rotate", 4, 5))
-    ours = Engine(Pieces(General(net, unroll.eager(net.loss)), most)).metagradient(params, *data(), **chosen)
+    ours = Engine(Pieces(general(net), most)).metagradient(params, *data(), **chosen)
     agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
 
 
@@ -397,13 +408,14 @@ def test_out_of_memory_for_a_single_image(monkeypatch):
         new_engine(net).metagradient(params, *data(), **options())
 
 
-def test_general_packs_and_unpacks():
+@both
+def test_packs_and_unpacks(passes):
     net, params = mlp()
-    general = General(net, unroll.eager(net.loss))
-    vector = general.pack(params)
-    back = general.unpack(vector, {})
+    flat = passes(net)
+    vector = flat.pack(params)
+    back = flat.unpack(vector, {})
     assert list(back) == list(params)
-    assert torch.equal(general.pack(back), vector)
+    assert torch.equal(flat.pack(back), vector)
     vector.zero_()
     assert all(torch.equal(back[name], p) for name, p in params.items())
 
@@ -463,7 +475,7 @@ def test_the_convnet_on_a_gpu(chip, compute, half, name):
 @needs_triton
 def test_another_network_on_a_gpu_says_why_once(chip):
     chip(9)
-    net = Network("mlp", (1, 8, 8), 3)
+    net = Network("lamaml", (3, 8, 8), 3)
     with pytest.warns(UserWarning, match="the general path runs this network: it is not a ConvNet"):
         flat, name = fast.passes(net, "cuda")
     assert isinstance(flat, General)
@@ -473,6 +485,30 @@ def test_another_network_on_a_gpu_says_why_once(chip):
         assert fast.passes(net, "cuda:0", "fp32")[1] == "fp32"
     with pytest.warns(UserWarning, match="bf16 is for the ConvNet's kernels alone, and it is not a ConvNet"):
         assert fast.passes(net, "cuda", "bf16")[1] == "tf32"
+
+
+@needs_triton
+def test_the_perceptron_on_a_gpu(chip):
+    chip(9)
+    flat, name = fast.passes(Network("mlp", (1, 8, 8), 3), "cuda")  # a warning would be an error
+    assert isinstance(flat, MLP)
+    assert name == "tf32"
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Flatten(), nn.Linear(64, 3, bias=False)],
+        [nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)],
+        [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU()],
+        [nn.Linear(8, 3), nn.Flatten()],
+        [nn.Conv2d(1, 3, 8), nn.Flatten()],
+        [nn.Flatten()],
+    ],
+)
+def test_what_is_no_perceptron(layers):
+    assert not fits(Network(lambda shape, classes: nn.Sequential(*layers), (1, 8, 8), 3))
+    assert fits(Network("mlp:width=8,depth=3", (1, 8, 8), 3))
 
 
 @needs_triton

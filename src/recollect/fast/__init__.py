@@ -1,7 +1,7 @@
-"""The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is not the
-ConvNet's.
+"""The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is one for any.
 
-kernels.py, convnet.py: the ConvNet by hand. flat.py: any network, on one vector of weights. engine.py: captured steps.
+kernels.py, convnet.py: the ConvNet by hand. mlp.py: the perceptron by hand. flat.py: any network, on one vector of weights.
+engine.py: captured steps.
 """
 
 import importlib.util
@@ -12,6 +12,7 @@ import torch
 
 from recollect import unroll
 from recollect.errors import RecollectError
+from recollect.fast import mlp
 from recollect.fast.engine import Engine
 from recollect.fast.flat import Flat, General, Pieces
 from recollect.nets import Network
@@ -46,9 +47,11 @@ def passes(
         return Pieces(ConvNet(network, wanted), MOST_IMAGES), wanted
     if compute == "bf16":
         _say(f"bf16 is for the ConvNet's kernels alone, and {reason}: computing in TF32")
+    wanted = "tf32" if wanted == "bf16" else wanted
+    if mlp.fits(network):
+        return mlp.MLP(network), wanted
     _say(f"the general path runs this network: {reason}")
-    general = General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
-    return general, "tf32" if wanted == "bf16" else wanted
+    return General(network, (unroll.compiled if compile else unroll.eager)(network.loss)), wanted
 
 
 def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:
