@@ -31,11 +31,12 @@ from torch.func import functional_call
 
 import recollect
 from recollect.ask import ask
-from recollect.distill import find_device, seeded
+from recollect.distill import find_device
 from recollect.evaluate import memory_recipe, train
 from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
+from recollect.seeds import seeded
 
 PRETRAINING = recollect.Recipe(epochs=100, batch=128)
 MEMORY = {"bases": 64, "matrices": 16}

@@ -28,11 +28,12 @@ from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import to_json
-from recollect.distill import find_device, resolve, seeded, training_split
+from recollect.distill import find_device, resolve, training_split
 from recollect.evaluate import _prepared, accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment
+from recollect.seeds import seeded
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes

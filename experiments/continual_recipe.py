@@ -31,10 +31,10 @@ from recollect.config import Recipe
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
-from recollect.distill import seeded
 from recollect.evaluate import train
 from recollect.nets import Network
 from recollect.runs import environment
+from recollect.seeds import seeded
 
 JUDGE = 70  # what a generator is for
 LENGTHS = (1, 2, 4)  # of the training at test, in unrolls

@@ -6,7 +6,7 @@ import torch
 from recollect import RecollectError
 from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir
 from recollect.continual.streams import Batch
-from recollect.distill import seeded
+from recollect.seeds import seeded
 
 SHAPE = (1, 2, 2)
 

@@ -10,9 +10,9 @@ from test_distill import CONFIG, toy
 from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
-from recollect.distill import seeded
 from recollect.evaluate import _prepared, accuracy, across, evaluate, full_data, random_real, train
 from recollect.nets import Network
+from recollect.seeds import seeded
 
 RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
 

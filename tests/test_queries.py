@@ -215,3 +215,45 @@ def test_header_names_a_query_or_none(asked, tmp_path):
             Memory(asked.bases, asked.addressing, replace(asked.header, query=query), asked.encoder)
     asked.save(tmp_path / "asked.safetensors")
     assert read_header(tmp_path / "asked.safetensors")[0].query["shots"] == 2
+
+
+def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
+    """It names the training images; it is taught once, however often the run is stopped and goes on."""
+    images, taught = toy(), []
+    config = replace(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
+    memory = distill(images, config)
+    shown = memory.preprocess(images)(images.train.images)
+    named = memory.encode(shown)[:, : images.classes].argmax(1)
+    assert (named == images.train.labels).float().mean() > 0.9
+    assert (
+        distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels
+    ).float().mean() < 0.7
+
+    real = module.teach_encoder
+    monkeypatch.setattr(module, "teach_encoder", lambda *given: (taught.append(1), real(*given)))
+
+    def stop(line):
+        raise KeyboardInterrupt
+
+    config = replace(config, checkpoint_seconds=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        distill(images, config, run=tmp_path / "run", progress=lambda line: stop(line) if line["step"] == 2 else None)
+    resumed = distill(images, config, run=tmp_path / "run", resume=True)
+    assert len(taught) == 1
+    assert all(torch.equal(resumed.encoder[name], p) for name, p in memory.encoder.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"query_size": 2, "encoder_epochs": 1}, "query_size is 2, too small for an encoder that learns to name"),
+        (
+            {"query": "labels", "encoder_epochs": 1},
+            "encoder_epochs is 1, and a memory that is asked with labels has no",
+        ),
+        ({"encoder_epochs": -1}, "encoder_epochs is -1: give 0 or more"),
+    ],
+)
+def test_an_encoder_that_cannot_be_taught(changes, error):
+    with pytest.raises(RecollectError, match=error):
+        distill(toy(), replace(ASKED, **changes))

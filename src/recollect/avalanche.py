@@ -18,10 +18,10 @@ from recollect.continual.config import ContinualConfig, check
 from recollect.continual.learners import FRESH, Compress
 from recollect.continual.streams import Batch, Stream
 from recollect.data.preprocess import Preprocess
-from recollect.distill import seeded
 from recollect.errors import RecollectError
 from recollect.memory import Memory
 from recollect.nets import Network, Shape
+from recollect.seeds import seeded
 
 try:
     from avalanche.benchmarks import (

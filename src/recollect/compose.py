@@ -24,12 +24,13 @@ from recollect.data import pictures
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
-from recollect.distill import find_device, seeded
+from recollect.distill import find_device
 from recollect.errors import RecollectError, unknown
 from recollect.evaluate import On, memory_recipe, train
 from recollect.files import sha256, write_atomically
 from recollect.memory import Classes, Memory
 from recollect.nets import Network, Params, Shape, constructor
+from recollect.seeds import seeded
 
 FORMAT, KEY = 1, "recollect-classifier"  # of a classifier's file: its version, and where in the metadata its header is
 MOST_JUDGED = 1024  # images at a time

@@ -52,6 +52,9 @@ class DistillConfig:
     """numbers that the encoder makes of a picture (query images)"""
     encoder_lr: float = 0.001
     """the encoder's learning rate (query images)"""
+    encoder_epochs: int = 0
+    """passes over the training images in which the encoder first learns to name their classes (query images; its
+    query_size must be as many or more)"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -157,7 +160,8 @@ def preset(name: str) -> DistillConfig:
 def check(config: DistillConfig) -> None:
     """Refuse numbers that cannot be meant."""
     least = {
-        "images_per_class": 1, "bases": 1, "matrices": 1, "shots": 1, "query_size": 2, "downsample": 1, "inner_steps": 1,
+        "images_per_class": 1, "bases": 1, "matrices": 1, "shots": 1, "query_size": 2, "encoder_epochs": 0,
+        "downsample": 1, "inner_steps": 1,
         "inner_per_class": 1, "window": 1, "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1,
         "real_per_class": 1, "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0,
         "checkpoint_seconds": 0, "keep_every": 0,

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,11 +26,13 @@ from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.fast.engine import Start
+from recollect.fast.train import train
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
 from recollect.nets import Constructor, Network, Params, constructor
 from recollect.runs import Run
+from recollect.seeds import seeded
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
@@ -46,11 +47,6 @@ class Stopped(Exception):
     def __init__(self, number: int, folder: Path, step: int):
         super().__init__(f"stopped after outer step {step}: continue with recollect resume {folder}")
         self.signal = number
-
-
-def seeded(*numbers: int) -> torch.Generator:
-    """A generator for one purpose, told apart by its numbers."""
-    return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))
 
 
 def resolve(config: DistillConfig, images: Images) -> DistillConfig:
@@ -99,6 +95,16 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
             raise RecollectError(
                 f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}"
             )
+        if config.encoder_epochs and config.query_size < classes:
+            raise RecollectError(
+                f"query_size is {config.query_size}, too small for an encoder that learns to name {classes} classes: "
+                f"give {classes} or more, or no encoder_epochs"
+            )
+    elif config.encoder_epochs:
+        raise RecollectError(
+            f"encoder_epochs is {config.encoder_epochs}, and a memory that is asked with labels has no encoder: "
+            "leave it out, or give query images"
+        )
     inner = min(10, per_class) if config.inner_per_class is None else config.inner_per_class
     if inner > per_class:
         raise RecollectError(
@@ -225,6 +231,20 @@ def first_state(config: DistillConfig, images: Images) -> State:
                 mine.copy_(theirs)
     average = [tensor.detach().clone() for tensor in tensors]
     return State(bases, addressing, encoder, optimiser, average, before=before)
+
+
+def teach_encoder(state: State, images: Images, preprocess: Preprocess, config: DistillConfig) -> None:
+    """Before the first outer step the encoder learns to name the classes: its query vectors are then evidence for each."""
+    device = config.device
+    recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.augment)
+    split = training_split(images, config)
+    prepared = torch.cat([preprocess(pixels.to(device)) for pixels in split.images.split(4096)])
+    flat, compute = fast.passes(Network(ENCODER, images.shape, config.query_size), device, half=False)
+    (params,) = train(flat, [(prepared, split.labels)], recipe, [config.seed], device, compute)
+    with torch.no_grad():
+        for name, p in params.items():
+            state.encoder[name].copy_(p)
+    state.average = [tensor.detach().clone() for tensor in state.tensors]
 
 
 def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
@@ -515,6 +535,8 @@ def distill(
         )
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
+        if config.encoder_epochs and not config.start:
+            teach_encoder(state, images, preprocess, config)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
@@ -548,6 +570,8 @@ def _distill_into(
     _tell(distiller, say)
     if saved:
         state.load(saved["state"])
+    elif config.encoder_epochs and not config.start:
+        teach_encoder(state, images, preprocess, config)
     if resume:
         folder.forget_after(state.step)
 

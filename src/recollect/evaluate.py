@@ -20,7 +20,7 @@ from recollect.config import Recipe, from_json
 from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.distill import find_device, seeded
+from recollect.distill import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision
@@ -28,6 +28,7 @@ from recollect.fast.train import batches
 from recollect.fast.train import train as train_captured
 from recollect.memory import Memory
 from recollect.nets import Constructor, Network, Params
+from recollect.seeds import seeded
 
 On = Literal["test", "validation"]
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels

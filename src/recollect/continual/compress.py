@@ -21,13 +21,13 @@ from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
 from recollect.distill import _initialise as initialise
-from recollect.distill import seeded
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import Start
 from recollect.header import Header
 from recollect.memory import Memory, recall
 from recollect.nets import Network, Shape
+from recollect.seeds import seeded
 
 START, KEEP, REPLAY, INNER = range(50, 54)  # what a generator is for
 MOST_SKIPS = 20  # outer steps without a finite gradient in a row before a task gives up

@@ -18,11 +18,11 @@ from recollect.continual.compress import Compressor, local_labels, memory_sizes
 from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.metrics import Matrix, square
 from recollect.continual.streams import Batch, Stream
-from recollect.distill import seeded
 from recollect.errors import RecollectError, unknown
 from recollect.evaluate import train
 from recollect.memory import Memory
 from recollect.nets import Network, Params
+from recollect.seeds import seeded
 
 FRESH, DRAW, TRAIN, UNION = range(60, 64)  # what a generator is for
 MOST_JUDGED = 4096  # images in one pass

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from recollect.continual.config import ContinualConfig, check
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
-from recollect.distill import seeded
 from recollect.errors import RecollectError
 from recollect.files import sha256
+from recollect.seeds import seeded
 
 ANGLES, ORDER, ROWS = 40, 41, 42  # what a generator is for
 PERMUTATION_SEED = 0  # the same permutations in every run

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from recollect.config import Recipe
 from recollect.data import augment
-from recollect.distill import seeded
 from recollect.fast.engine import captured, precision
 from recollect.fast.flat import Flat
 from recollect.nets import Params
+from recollect.seeds import seeded
 
 MOST_ROWS = 2**20  # of a network's order that lie on the device at a time
 
