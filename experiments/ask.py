@@ -69,7 +69,7 @@ def main() -> None:
     due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
     runs = {f"{shots}-shot": ASKED | shared | {"shots": shots} for method, shots in due if method == "image addressing"}
     if any(method == "classify-then-recall" for method, _ in due):
-        runs[LABELS] = shared
+        runs[LABELS] = {name: value for name, value in shared.items() if not name.startswith("encoder")}
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories = dict(zip(runs, made, strict=True))

@@ -53,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip"
     )
     parser.add_argument("--epochs", type=int, help="instead of the memories' recipe")
+    parser.add_argument("--batch", type=int)
     parser.add_argument("--full-epochs", type=int, default=50, help="of the trainings on all the data")
     parser.add_argument("--full-batch", type=int, default=64)
     parser.add_argument("--on", choices=["test", "validation"], default="test")
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = _begun(given.out, settings, arguments)
     memories = distil_all(images, tasks, config, preprocess, given.memories, found, given.out, given.together)
     recipe = memory_recipe(memories[0])
-    recipe = replace(recipe, epochs=given.epochs or recipe.epochs)
+    recipe = replace(recipe, epochs=given.epochs or recipe.epochs, batch=given.batch or recipe.batch)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
     real = Prepared(images.class_names, training_split(images, config), preprocess, device)
     judged = Prepared(images.class_names, getattr(images, given.on), preprocess, device)
