@@ -123,7 +123,7 @@ class DistillConfig:
     """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet, TF32 for other networks"""
     compile: bool = False
     """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
-    ConvNet on a GPU has kernels of its own and does not need it"""
+    ConvNet on a GPU and the mlp everywhere are written by hand and do not need it"""
     checkpoint_seconds: float = 60.0
     """how often a checkpoint is written"""
     keep_every: int = 0

@@ -286,7 +286,7 @@ class Distiller:
         if self.on_gpu:
             self.engine = fast.fastest(network, config.device, config.compute, config.compile)
         else:
-            self.passes = (unroll.compiled if config.compile else unroll.eager)(network.loss)
+            self.passes = fast.any_network(network, config.compile).passes
         self.ahead: dict[int, _Draws] = {}
 
     @property

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
 from recollect import fast
 from recollect.config import Recipe, from_json
@@ -265,19 +264,16 @@ def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: 
     """All networks in one batched step; each has its own images, order and augmentation."""
     images = torch.stack([part[0] for part in parts])  # [n, N, C, H, W]
     labels = torch.stack([part[1] for part in parts])
-    fresh = [network.fresh(seed) for seed in seeds]
-    params = {name: torch.stack([each[name] for each in fresh]) for name in fresh[0]}
-    speed = {name: torch.zeros_like(p) for name, p in params.items()}
-    gradient = vmap(grad(network.loss))
+    flat = fast.any_network(network)
+    theta = torch.stack([flat.pack(network.fresh(seed)) for seed in seeds])
+    speed = torch.zeros_like(theta)
     which = torch.arange(len(parts))[:, None]
     for steps in zip(*(batches(labels.shape[1], recipe, seeded(seed, 1)) for seed in seeds), strict=True):
         rows = torch.stack([rows for rows, _ in steps])
         batch = torch.stack([augment.apply(x, drawn) for x, (_, drawn) in zip(images[which, rows], steps, strict=True)])
-        found = gradient(params, batch, labels[which, rows])
-        for name, p in params.items():
-            speed[name].mul_(recipe.momentum).add_(found[name])
-            p.sub_(recipe.lr * speed[name])
-    return [{name: p[number] for name, p in params.items()} for number in range(len(parts))]
+        speed.mul_(recipe.momentum).add_(flat.gradients(theta, batch, labels[which, rows]))
+        theta.sub_(recipe.lr * speed)
+    return [flat.unpack(vector, {}) for vector in theta]
 
 
 @torch.no_grad()

@@ -95,6 +95,7 @@ class Unroller:
     def __init__(self, network: Network, device: str, compute: Compute = "auto"):
         self.network = network
         self.engine = fast.fastest(network, device, compute) if device.startswith("cuda") else None
+        self.passes = fast.any_network(network).passes
 
     def __call__(
         self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], **options: Any
@@ -106,7 +107,7 @@ class Unroller:
             found = [
                 unroll.metagradient(
                     self.network.loss, start.params, images[k], labels[k], start.batches, (query[0][k], query[1][k]),
-                    augment=start.augment, **options,
+                    augment=start.augment, passes=self.passes, **options,
                 )
                 for k, start in enumerate(starts)
             ]  # fmt: skip

@@ -32,7 +32,7 @@ def passes(
     if not device.startswith("cuda"):
         if compute not in ("auto", "fp32"):
             raise RecollectError(f"compute is {compute}, which needs a CUDA device: give fp32 or auto")
-        return General(network, (unroll.compiled if compile else unroll.eager)(network.loss)), "fp32"
+        return any_network(network, compile), "fp32"
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
     if major < 8 and wanted != "fp32":
@@ -48,10 +48,16 @@ def passes(
     if compute == "bf16":
         _say(f"bf16 is for the ConvNet's kernels alone, and {reason}: computing in TF32")
     wanted = "tf32" if wanted == "bf16" else wanted
+    if not mlp.fits(network):
+        _say(f"the general path runs this network: {reason}")
+    return any_network(network, compile), wanted
+
+
+def any_network(network: Network, compile: bool = False) -> General:
+    """The passes for a network on any device: a perceptron's by hand, others' from its loss."""
     if mlp.fits(network):
-        return mlp.MLP(network), wanted
-    _say(f"the general path runs this network: {reason}")
-    return General(network, (unroll.compiled if compile else unroll.eager)(network.loss)), wanted
+        return mlp.MLP(network)
+    return General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
 
 
 def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:

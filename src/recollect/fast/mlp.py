@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recollect import unroll
 from recollect.fast.flat import General
 from recollect.nets import Network, Params
+from recollect.unroll import Passes
 
 ALIGNED = 32  # numbers: each network's vector begins where wide loads can
 
@@ -50,15 +50,26 @@ class MLP(General):
     """Passes over one network or several, [S, ...]."""
 
     def __init__(self, network: Network):
-        super().__init__(network, unroll.eager(network.loss))
+        super().__init__(network, Passes(self._gradient, self._adjoint, self._judge))
         self.size = sum(shape.numel() for shape in self.shapes.values())
         """numbers of a network; the rest of its vector is 0"""
 
     def pack(self, params: Params) -> Tensor:
         return nn.functional.pad(super().pack(params), (0, -self.size % ALIGNED))
 
-    def unpack(self, vector: Tensor, like: Params) -> Params:
-        return super().unpack(vector[: self.size], like)
+    def _views(self, vector: Tensor) -> Params:
+        return super()._views(vector[: self.size])
+
+    def _gradient(self, params: Params, images: Tensor, labels: Tensor) -> Params:
+        return self._views(self.gradient(self.pack(params), images, labels))
+
+    def _judge(self, params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
+        slope, value = self.judge(self.pack(params), images, labels)
+        return self._views(slope), value
+
+    def _adjoint(self, params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
+        curvature, by_images = self.adjoint(self.pack(params), images, labels, self.pack(mu))
+        return self._views(curvature), by_images
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         return self.gradients(vector[None], images[None], labels[None], total)[0]
