@@ -9,7 +9,7 @@ import torch
 
 from recollect import Memory, RecollectError, fast, load
 from recollect.continual import compress
-from recollect.continual.compress import Compressor, memory_size, memory_sizes
+from recollect.continual.compress import BACK, Compressor, memory_size, memory_sizes
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
@@ -248,12 +248,25 @@ def test_a_task_without_a_finite_gradient_waits_and_the_others_go_on(toy_images)
     assert (compressor.taken.tolist(), compressor.skipped.tolist()) == ([0, 1], [1, 0])
 
 
+def test_a_task_whose_gradient_explodes_goes_back_towards_its_average(toy_images):
+    config = replace(CONFIG, clip_running=2.0, ema=0.9)
+    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
+    ones = [torch.ones_like(tensor) for tensor in compressor.learned]
+    for _ in range(3):
+        compressor._update(ones)
+    before, average = ([tensor.clone() for tensor in kept] for kept in (compressor.learned, compressor.average))
+    compressor._update([torch.stack([1e6 * one[0], one[1]]) for one in ones])
+    assert compressor.skipped.tolist() == [1, 0]
+    for number, old in enumerate(before):
+        torch.testing.assert_close(compressor.learned[number][0], old[0].lerp(average[number][0], BACK))
+        assert torch.equal(compressor.average[number][0], average[number][0])
+        assert not torch.equal(compressor.average[number][1], average[number][1])
+
+
 def test_a_hopeless_task_says_so(toy_images, monkeypatch):
     monkeypatch.setattr(compress, "MOST_SKIPS", 2)
     config = replace(CONFIG, inner_lr=1e6)
-    with pytest.raises(
-        RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
-    ):
+    with pytest.raises(RecollectError, match="the outer gradient of task 1 exploded 2 times in a row: lower inner_lr"):
         distilled(toy_images, config, [1])
 
 

@@ -17,7 +17,7 @@ import recollect
 from recollect import DistillConfig, Images, Memory, RecollectError, Split, distill
 from recollect.config import PAPER
 from recollect.data.preprocess import Preprocess
-from recollect.distill import MOST_SKIPS, Distiller, first_state, resolve, to_memory
+from recollect.distill import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
 from recollect.memory import recall
 from recollect.nets import Network
 from recollect.runs import Run
@@ -254,15 +254,17 @@ def test_fits_its_budget():
     assert memory.header.budget["used"] == memory.floats
 
 
+@pytest.mark.parametrize("bang", [float("nan"), 1e6])
 @pytest.mark.parametrize("when", [1, 4])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(when, monkeypatch):
+def test_a_gradient_that_exploded_is_skipped_and_counted(when, bang, monkeypatch):
+    """The memory goes back towards its average, which stays."""
     clean, bad, lines = Distiller.gradient, [], []
 
     def gradient(self, state):
         value, found = clean(self, state)
         if state.step == when:
             bad.append((state.bases.detach().clone(), state.average[0].clone(), state.norm))
-            found[0][0, 0, 0, 0] = float("nan")
+            found[0][0, 0, 0, 0] = bang
         elif bad and len(bad) == 1:
             bad.append((state.bases.detach().clone(), state.average[0].clone(), state.norm))
         return value, found
@@ -272,8 +274,22 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(when, monkeypatch):
     assert [line["loss"] is None for line in lines] == [step == when for step in range(6)]
     assert memory.header.made["skipped"] == 1
     assert memory.bases.isfinite().all()
-    for before, after in zip(*bad, strict=True):
-        assert torch.equal(torch.as_tensor(before), torch.as_tensor(after))
+    (before, average, norm), (after, *others) = bad
+    assert torch.equal(after, before.lerp(average, BACK))
+    assert torch.equal(others[0], average)
+    assert others[1] == norm
+
+
+def test_no_gradient_is_too_large_for_a_run_that_does_not_clip(monkeypatch):
+    clean = Distiller.gradient
+
+    def gradient(self, state):
+        value, found = clean(self, state)
+        return value, [1e6 * each for each in found] if state.step == 4 else found
+
+    monkeypatch.setattr(Distiller, "gradient", gradient)
+    assert distill(toy(), CONFIG).header.made["skipped"] == 1
+    assert distill(toy(), replace(CONFIG, clip_running=0.0)).header.made["skipped"] == 0
 
 
 def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monkeypatch):
@@ -287,9 +303,9 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
         return (value if state.step < 3 else float("nan")), found
 
     monkeypatch.setattr(Distiller, "gradient", gradient)
-    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*lower inner_lr \(0\.01\)"):
+    with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*lower inner_lr \(0\.01\)"):
         distill(toy(), replace(CONFIG, outer_steps=100), run=tmp_path / "run")
-    with pytest.raises(RecollectError, match=r"not finite 20 times in a row.*Give run="):
+    with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*Give run="):
         distill(toy(), replace(CONFIG, outer_steps=100))
     memory = Memory.load(tmp_path / "run" / "memory.safetensors")
     assert memory.header.made["steps"] == 3 + MOST_SKIPS

@@ -36,7 +36,9 @@ from recollect.seeds import seeded
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
-MOST_SKIPS = 20  # outer steps with a non-finite gradient in a row before the run stops
+MOST_SKIPS = 20  # outer steps without a usable gradient in a row before the run stops
+WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
+BACK = 0.2  # of the way back to the average, where there is no usable gradient
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -168,7 +170,7 @@ class State:
     norm: float = 0.0
     """running mean of the outer gradient's norm"""
     skipped: int = 0
-    """outer steps without a finite gradient, in all"""
+    """outer steps without a usable gradient, in all"""
     skipped_in_a_row: int = 0
     before: dict[str, Any] = field(default_factory=dict)
     """how the memory that this run goes on from was made"""
@@ -404,8 +406,12 @@ class Distiller:
         value, gradients = self.gradient(state)
         norm = float(torch.stack([g.norm() for g in gradients]).norm())
         state.step += 1
-        if not (math.isfinite(value) and math.isfinite(norm)):
+        wild = config.clip_running and norm > WILD * state.norm > 0
+        if wild or not (math.isfinite(value) and math.isfinite(norm)):
             state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
+            with torch.no_grad():
+                for mean, now in zip(state.average, state.tensors, strict=True):
+                    now.lerp_(mean, BACK)
             return {"step": state.step, "loss": None, "norm": None, "skipped": state.skipped}
         state.skipped_in_a_row = 0
         limit = self._limit(state)
@@ -620,7 +626,7 @@ def _loop(
         record(line | {"seconds": round(time.perf_counter() - began, 4)})
         if state.skipped_in_a_row >= MOST_SKIPS:
             return (
-                f"the outer gradient was not finite {MOST_SKIPS} times in a row, up to outer step {state.step}: lower "
+                f"the outer gradient exploded {MOST_SKIPS} times in a row, up to outer step {state.step}: lower "
                 f"inner_lr ({config.inner_lr}), outer_lr ({config.outer_lr}) or inner_steps ({config.inner_steps})"
             )
         if time.monotonic() - saved_at >= config.checkpoint_seconds:

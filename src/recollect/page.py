@@ -261,7 +261,7 @@ def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> li
     evaluated = [point.seconds for point in points if point.seconds is not None]
     rows = [
         ("outer steps", f"{steps:,} of {asked:,}" if is_number(asked) else f"{steps:,}"),
-        ("without a finite gradient", str(made.get("skipped", "?"))),
+        ("without a usable gradient", str(made.get("skipped", "?"))),
         ("distilling", _time(sum(seconds)) if seconds else "not told"),
         ("an outer step", f"{median(seconds):.3g} s (median)" if seconds else "not told"),
         ("evaluating", _time(sum(evaluated)) if evaluated else "not told"),

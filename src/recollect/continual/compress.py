@@ -20,6 +20,7 @@ from recollect.continual.buffer import Buffer, Reservoir
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
+from recollect.distill import BACK, MOST_SKIPS, WILD
 from recollect.distill import _initialise as initialise
 from recollect.errors import RecollectError
 from recollect.fast import Compute
@@ -30,7 +31,6 @@ from recollect.nets import Network, Shape
 from recollect.seeds import seeded
 
 START, KEEP, REPLAY, INNER = range(50, 54)  # what a generator is for
-MOST_SKIPS = 20  # outer steps without a finite gradient in a row before a task gives up
 ADAM_BETA2, ADAM_EPSILON = 0.999, 1e-8
 
 
@@ -168,7 +168,7 @@ class Compressor:
         hopeless = (self.in_a_row >= MOST_SKIPS).nonzero().flatten().tolist()
         if hopeless:
             raise RecollectError(
-                f"the outer gradient of task {self.tasks[hopeless[0]]} was not finite {MOST_SKIPS} times in a row: lower "
+                f"the outer gradient of task {self.tasks[hopeless[0]]} exploded {MOST_SKIPS} times in a row: lower "
                 f"inner_lr ({self.config.inner_lr}), outer_lr ({self.config.outer_lr}) or inner_steps ({self.config.inner_steps})"
             )
 
@@ -220,10 +220,12 @@ class Compressor:
         return self.stream.preprocess(pixels), torch.stack(labels).to(self.device)
 
     def _update(self, gradients: Sequence[Tensor]) -> None:
-        """Clip, step and average, each task by itself; a task without a finite gradient stays where it is."""
+        """Clip, step and average, each task by itself; a task without a usable gradient goes back towards its average."""
         config = self.config
         norm = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)  # [G]
         good = norm.isfinite()
+        if config.clip_running:
+            good &= (norm <= WILD * self.norm) | (self.norm == 0)
         limit = torch.full_like(norm, config.clip_norm or math.inf)
         if config.clip_running:
             running = torch.where(self.norm > 0, config.clip_running * self.norm, math.inf)
@@ -238,8 +240,11 @@ class Compressor:
         for number, gradient in enumerate(gradients):
             tensor = self.learned[number].detach()
             moved = self._moved(number, gradient * _like(scale, gradient), _like(good, gradient))
-            self.learned[number] = torch.where(_like(good, tensor), tensor - self._rate() * moved, tensor)
-            self.average[number] = torch.lerp(self.average[number], self.learned[number], _like(1 - decay, tensor))
+            average, fine = self.average[number], _like(good, tensor)
+            self.learned[number] = torch.where(fine, tensor - self._rate() * moved, tensor.lerp(average, BACK))
+            self.average[number] = torch.where(
+                fine, average.lerp(self.learned[number], _like(1 - decay, tensor)), average
+            )
 
     def _moved(self, number: int, gradient: Tensor, good: Tensor) -> Tensor:
         """The direction of SGD with momentum, or of Adam; its averages change only where the gradient is finite."""

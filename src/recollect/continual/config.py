@@ -90,7 +90,7 @@ class ContinualConfig:
     """buffered samples beside the incoming batch, for ER"""
     agem_reference: int = 256
     """buffered samples of earlier tasks that A-GEM must not get worse on (fewer where there are fewer)"""
-    ewc_strength: float = 10.0
+    ewc_strength: float = 5.0
     """of EWC's penalty"""
     data_lr: float = 0.01
     """networks on real images, one for each task (gdumb, all-data): SGD with inner_momentum"""
