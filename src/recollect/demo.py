@@ -24,7 +24,7 @@ CONFIG = DistillConfig(
     inner_lr=0.05,
     window=None,
     window_place="late",
-    outer_steps=300,
+    outer_steps=600,
     outer_lr=0.1,
     real_per_class=100,
 )
