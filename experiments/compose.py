@@ -29,7 +29,7 @@ from torch import Tensor
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import to_json
 from recollect.distill import find_device, resolve, training_split
-from recollect.evaluate import _prepared, accuracy, memory_recipe, protocol, train
+from recollect.evaluate import accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment
@@ -195,7 +195,7 @@ class Prepared:
     """A split as networks see it, on the device, and where each class is in it."""
 
     def __init__(self, class_names: tuple[str, ...], split: Split, preprocess: Preprocess, device: str):
-        self.images = _prepared(split.images, preprocess, device)
+        self.images = preprocess.on(device, split.images)
         self.rows = {name: (split.labels == label).nonzero().flatten() for label, name in enumerate(class_names)}
 
     def all(self, task: Task) -> Part:

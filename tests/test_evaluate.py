@@ -10,7 +10,7 @@ from test_distill import CONFIG, toy
 from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
-from recollect.evaluate import _prepared, accuracy, across, evaluate, full_data, random_real, train
+from recollect.evaluate import accuracy, across, evaluate, full_data, random_real, train
 from recollect.nets import Network
 from recollect.seeds import seeded
 
@@ -100,15 +100,6 @@ def test_random_real_draws_training_images_anew_for_each_network(monkeypatch):
             match = (training == picture).flatten(1).all(1).nonzero().flatten()
             assert images.train.labels[match[0]] == label
     assert not torch.equal(seen[0][0], seen[1][0])
-
-
-@pytest.mark.parametrize("kind", ["normalise", "zca"])
-def test_prepared_on_a_device_some_at_a_time(kind, monkeypatch):
-    pixels = toy().train.images
-    preprocess = Preprocess.fit(pixels, kind)
-    monkeypatch.setattr(sys.modules["recollect.evaluate"], "MOST_PREPARED", 4)
-    assert torch.equal(_prepared(pixels, preprocess, "cpu"), preprocess(pixels))
-    assert torch.allclose(_prepared(pixels, preprocess, "cpu:0"), preprocess(pixels), atol=1e-5)
 
 
 def test_full_data_learns():

@@ -251,3 +251,12 @@ def test_no_header_gets_past(tmp_path_factory, header):
     assert len(found.mean) == len(found.std) > 0
     assert np.isfinite([*found.mean, *found.std]).all()
     assert min(found.std) > 0
+
+
+@pytest.mark.parametrize("kind", ["normalise", "zca"])
+def test_on_a_device_some_at_a_time(kind, monkeypatch):
+    pixels = torch.randint(256, (10, 1, 4, 4), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    preprocess = Preprocess.fit(pixels, kind)
+    monkeypatch.setattr("recollect.data.preprocess.MOST_PREPARED", 4)
+    assert torch.equal(preprocess.on("cpu", pixels), preprocess(pixels))
+    assert torch.allclose(preprocess.on("cpu:0", pixels), preprocess(pixels), atol=1e-5)

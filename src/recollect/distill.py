@@ -240,9 +240,10 @@ def teach_encoder(state: State, images: Images, preprocess: Preprocess, config: 
     device = config.device
     recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.augment)
     split = training_split(images, config)
-    prepared = torch.cat([preprocess(pixels.to(device)) for pixels in split.images.split(4096)])
     flat, compute = fast.passes(Network(ENCODER, images.shape, config.query_size), device, half=False)
-    (params,) = train(flat, [(prepared, split.labels)], recipe, [config.seed], device, compute)
+    (params,) = train(
+        flat, [(preprocess.on(device, split.images), split.labels)], recipe, [config.seed], device, compute
+    )
     with torch.no_grad():
         for name, p in params.items():
             state.encoder[name].copy_(p)

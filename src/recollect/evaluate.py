@@ -31,7 +31,6 @@ from recollect.seeds import seeded
 
 On = Literal["test", "validation"]
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
-MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time on a GPU
 
 
 class Options(TypedDict, total=False):
@@ -136,7 +135,7 @@ def random_real(
             of_class = (images.train.labels == label).nonzero().flatten()
             rows.append(of_class[torch.randperm(len(of_class), generator=generator)[:per_class]])
         split = images.train[torch.cat(rows)]
-        return _prepared(split.images, preprocess, device), split.labels
+        return preprocess.on(device, split.images), split.labels
 
     return _measure("random real images", draw, images, preprocess, recipe, **options)
 
@@ -144,7 +143,7 @@ def random_real(
 def full_data(images: Images, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The upper bound: all training images."""
     device = find_device(options.get("device", "auto"))
-    everything = (_prepared(images.train.images, preprocess, device), images.train.labels)
+    everything = (preprocess.on(device, images.train.images), images.train.labels)
     return _measure("all the data", lambda *_: everything, images, preprocess, recipe, **options)
 
 
@@ -171,7 +170,7 @@ def _measure(
     device = find_device(device)
     net = Network(network or recipe.network, images.shape, images.classes)
     split = images.test if on == "test" else images.validation
-    judged = _prepared(split.images, preprocess, device), split.labels.to(device)
+    judged = preprocess.on(device, split.images), split.labels.to(device)
     _, used = fast.passes(net, device, compute, half=False)
     group = networks if device.startswith("cuda") or side_by_side(net) else 1
     values: list[float] = []
@@ -189,16 +188,6 @@ def _measure(
 def protocol(recipe: Recipe, networks: int) -> str:
     text = f"{networks} networks, {recipe.epochs} epochs, batch {recipe.batch}, SGD {recipe.lr:g}, momentum {recipe.momentum:g}"
     return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
-
-
-def _prepared(pixels: Tensor, preprocess: Preprocess, device: str) -> Tensor:
-    """Images as a network sees them; for a GPU they travel as pixels, and are prepared there."""
-    if device == "cpu":
-        return preprocess(pixels)
-    images = torch.empty(pixels.shape, device=device)
-    for place, some in zip(images.split(MOST_PREPARED), pixels.split(MOST_PREPARED), strict=True):
-        place.copy_(preprocess(some.to(device)))
-    return images
 
 
 def side_by_side(network: Network) -> bool:

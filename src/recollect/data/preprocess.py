@@ -22,6 +22,7 @@ from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
 
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
+MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time on a GPU
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,15 @@ class Preprocess:
     def to(self, device: "torch.device | str") -> "Preprocess":
         """The same with its matrix on a device, so that it need not travel at every call."""
         return self if self.zca is None else replace(self, zca=self.zca.to(device))
+
+    def on(self, device: str, pixels: Tensor) -> Tensor:
+        """The same on a device; to a GPU they travel as pixels, some at a time, and are prepared there."""
+        if device == "cpu":
+            return self(pixels)
+        images = torch.empty(pixels.shape, device=device)
+        for place, some in zip(images.split(MOST_PREPARED), pixels.split(MOST_PREPARED), strict=True):
+            place.copy_(self(some.to(device)))
+        return images
 
     def undo(self, images: Tensor) -> Tensor:
         """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside)."""
