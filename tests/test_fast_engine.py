@@ -495,9 +495,26 @@ def test_the_perceptron_on_a_gpu(chip):
     assert name == "tf32"
 
 
+class Squared(nn.Sequential):
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images**2)
+
+
+def hooked() -> nn.Linear:
+    layer = nn.Linear(64, 3)
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+TWICE = nn.Linear(64, 64)
+
+
 @pytest.mark.parametrize(
     "layers",
     [
+        [nn.Flatten(), TWICE, nn.ReLU(), TWICE, nn.ReLU(), nn.Linear(64, 3)],
+        [nn.Flatten(), hooked()],
+        [nn.Flatten(2), nn.Linear(64, 3)],
         [nn.Flatten(), nn.Linear(64, 3, bias=False)],
         [nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 3)],
         [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU()],
@@ -508,7 +525,13 @@ def test_the_perceptron_on_a_gpu(chip):
 )
 def test_what_is_no_perceptron(layers):
     assert not fits(Network(lambda shape, classes: nn.Sequential(*layers), (1, 8, 8), 3))
+
+
+def test_what_is_a_perceptron():
+    linear = [nn.Flatten(), nn.Linear(64, 3)]
     assert fits(Network("mlp:width=8,depth=3", (1, 8, 8), 3))
+    assert fits(Network(lambda shape, classes: nn.Sequential(*linear), (1, 8, 8), 3))
+    assert not fits(Network(lambda shape, classes: Squared(*linear), (1, 8, 8), 3))
 
 
 @needs_triton

@@ -229,8 +229,8 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
         distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels
     ).float().mean() < 0.7
 
-    real = module.teach_encoder
-    monkeypatch.setattr(module, "teach_encoder", lambda *given: (taught.append(1), real(*given)))
+    real = Distiller.teach
+    monkeypatch.setattr(Distiller, "teach", lambda *given: (taught.append(1), real(*given)))
 
     def stop(line):
         raise KeyboardInterrupt

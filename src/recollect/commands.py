@@ -385,7 +385,7 @@ def _info(command: cli.Info) -> int:
     made, budget = dict(header.made), header.budget
     numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))
     config = made.pop("config", {})
-    if "start" in made:
+    if isinstance(made.get("start"), dict):
         made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
     rows = [
         ("dataset", header.dataset),

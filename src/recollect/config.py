@@ -107,7 +107,8 @@ class DistillConfig:
     real_per_class: int = 200
     """real images of each class in the outer loss (fewer where there are fewer)"""
     clip_running: float = 2.0
-    """clip the outer gradient at this many times the running mean of its norm (0: do not)"""
+    """clip the outer gradient at this many times the running mean of its norm, and skip one of 20 times, which comes from
+    an inner loop that diverged (0: do neither)"""
     clip_norm: float = 0.0
     """clip the outer gradient at this norm (0: do not)"""
     ema: float = 0.99

@@ -38,6 +38,8 @@ ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
 MOST_SKIPS = 20  # outer steps without a usable gradient in a row before the run stops
 WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
+JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
+TEACH = 4  # what a generator is for
 BACK = 0.2  # of the way back to the average, where there is no usable gradient
 
 Progress = Callable[[dict[str, Any]], None]
@@ -97,6 +99,8 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
             raise RecollectError(
                 f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}"
             )
+        if config.encoder_epochs and start:
+            raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
         if config.encoder_epochs and config.query_size < classes:
             raise RecollectError(
                 f"query_size is {config.query_size}, too small for an encoder that learns to name {classes} classes: "
@@ -235,21 +239,6 @@ def first_state(config: DistillConfig, images: Images) -> State:
     return State(bases, addressing, encoder, optimiser, average, before=before)
 
 
-def teach_encoder(state: State, images: Images, preprocess: Preprocess, config: DistillConfig) -> None:
-    """Before the first outer step the encoder learns to name the classes: its query vectors are then evidence for each."""
-    device = config.device
-    recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.augment)
-    split = training_split(images, config)
-    flat, compute = fast.passes(Network(ENCODER, images.shape, config.query_size), device, half=False)
-    (params,) = train(
-        flat, [(preprocess.on(device, split.images), split.labels)], recipe, [config.seed], device, compute
-    )
-    with torch.no_grad():
-        for name, p in params.items():
-            state.encoder[name].copy_(p)
-    state.average = [tensor.detach().clone() for tensor in state.tensors]
-
-
 def _initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
     if init == "unit":  # variance of a recalled pixel: K * 1 * (1/K)
         bases.normal_(generator=generator)
@@ -280,7 +269,7 @@ class Distiller:
         self.config, self.preprocess, self.network = config, preprocess.to(config.device), network
         self.shape, self.classes = images.shape, images.classes
         real = training_split(images, config)
-        self.pixels = real.images.to(config.device)
+        self.pixels, self.labels = real.images.to(config.device), real.labels
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.augmentation = augment.parse(config.augment)
         asked = config.query == "images"
@@ -401,13 +390,29 @@ class Distiller:
             return None
         return augment.Schedule.of([augment.draw(self.augmentation, shape[1], generator) for _ in range(shape[0])])
 
+    def teach(self, state: State) -> None:
+        """The encoder learns to name the classes: its query vectors are then evidence for each."""
+        config, device = self.config, self.config.device
+        flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
+        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=_recipe(config).augment)
+        part = self.preprocess.on(device, self.pixels), self.labels
+        (params,) = train(flat, [part], recipe, [int(seeded(config.seed, TEACH).initial_seed())], device, compute)
+        with torch.no_grad():
+            for name, p in params.items():
+                state.encoder[name].copy_(p)
+            for mean, now in zip(state.average, state.tensors, strict=True):
+                mean.copy_(now)
+
     def step(self, state: State) -> dict[str, Any]:
         """One outer step, in place: gradient, clip, update, average. Returns what to log of it."""
         config = self.config
         value, gradients = self.gradient(state)
         norm = float(torch.stack([g.norm() for g in gradients]).norm())
         state.step += 1
-        wild = config.clip_running and norm > WILD * state.norm > 0
+        usual = state.norm or math.inf  # before the first there is none, and nothing is too large
+        wild = config.clip_running and norm > WILD * usual
+        if math.isfinite(norm):
+            state.norm = 0.9 * usual + 0.1 * min(norm, JUMP * usual) if state.norm else norm
         if wild or not (math.isfinite(value) and math.isfinite(norm)):
             state.skipped, state.skipped_in_a_row = state.skipped + 1, state.skipped_in_a_row + 1
             with torch.no_grad():
@@ -415,9 +420,8 @@ class Distiller:
                     now.lerp_(mean, BACK)
             return {"step": state.step, "loss": None, "norm": None, "skipped": state.skipped}
         state.skipped_in_a_row = 0
-        limit = self._limit(state)
+        limit = min(config.clip_norm or math.inf, (config.clip_running or math.inf) * usual)
         scale = min(1.0, limit / norm) if norm > 0 else 1.0
-        state.norm = norm * scale if state.norm == 0 else 0.9 * state.norm + 0.1 * norm * scale
         share = self._share(state.step)
         for group in state.optimiser.param_groups:
             group["lr"] = group["first"] * share
@@ -436,12 +440,6 @@ class Distiller:
             "lr": config.outer_lr * share,
             "skipped": state.skipped,
         }
-
-    def _limit(self, state: State) -> float:
-        limit = self.config.clip_norm or math.inf
-        if self.config.clip_running and state.norm > 0:
-            limit = min(limit, self.config.clip_running * state.norm)
-        return limit
 
     def _share(self, step: int) -> float:
         """Of the learning rate, at this outer step."""
@@ -542,8 +540,6 @@ def distill(
         )
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
-        if config.encoder_epochs and not config.start:
-            teach_encoder(state, images, preprocess, config)
         trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
@@ -577,8 +573,6 @@ def _distill_into(
     _tell(distiller, say)
     if saved:
         state.load(saved["state"])
-    elif config.encoder_epochs and not config.start:
-        teach_encoder(state, images, preprocess, config)
     if resume:
         folder.forget_after(state.step)
 
@@ -613,11 +607,13 @@ def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
 def _loop(
     distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]
 ) -> str | None:
-    """Outer steps until they are done, a signal is caught, or nothing finite comes out any more (then it says so)."""
+    """Outer steps until they are done, a signal is caught, or nothing usable comes out any more (then it says so)."""
     config, saved_at = distiller.config, time.monotonic()
     while state.step < config.outer_steps and not caught:
         began = time.perf_counter()
         try:
+            if config.encoder_epochs and state.step == 0:
+                distiller.teach(state)
             line = distiller.step(state)
         except torch.OutOfMemoryError:  # with all that can be split split: somebody else took the memory
             return (

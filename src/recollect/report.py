@@ -74,7 +74,7 @@ def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
 
 
 def _loss(line: dict[str, Any]) -> str:
-    return "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+    return "exploded" if line["loss"] is None else f"{line['loss']:.4f}"
 
 
 def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:

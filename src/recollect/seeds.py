@@ -5,5 +5,5 @@ import torch
 
 
 def seeded(*numbers: int) -> torch.Generator:
-    """A generator for one purpose, told apart by its numbers."""
+    """A generator for one purpose, told apart by its numbers (zeros at their end do not count)."""
     return torch.Generator().manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1))

@@ -20,7 +20,7 @@ from recollect.continual.buffer import Buffer, Reservoir
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
-from recollect.distill import BACK, MOST_SKIPS, WILD
+from recollect.distill import BACK, JUMP, MOST_SKIPS, WILD
 from recollect.distill import _initialise as initialise
 from recollect.errors import RecollectError
 from recollect.fast import Compute
@@ -223,16 +223,14 @@ class Compressor:
         """Clip, step and average, each task by itself; a task without a usable gradient goes back towards its average."""
         config = self.config
         norm = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)  # [G]
-        good = norm.isfinite()
-        if config.clip_running:
-            good &= (norm <= WILD * self.norm) | (self.norm == 0)
+        usual, good = torch.where(self.norm > 0, self.norm, math.inf), norm.isfinite()  # before the first, all is usual
+        mean = 0.9 * self.norm + 0.1 * torch.minimum(norm, JUMP * self.norm)
+        self.norm = torch.where(good, torch.where(self.norm > 0, mean, norm), self.norm)
         limit = torch.full_like(norm, config.clip_norm or math.inf)
         if config.clip_running:
-            running = torch.where(self.norm > 0, config.clip_running * self.norm, math.inf)
-            limit = torch.minimum(limit, running)
+            good &= norm <= WILD * usual
+            limit = torch.minimum(limit, config.clip_running * usual)
         scale = torch.where(norm > limit, limit / norm, 1.0)
-        clipped = norm * scale
-        self.norm = torch.where(good, torch.where(self.norm > 0, 0.9 * self.norm + 0.1 * clipped, clipped), self.norm)
         self.taken += good
         self.skipped += ~good
         self.in_a_row = torch.where(good, 0.0, self.in_a_row + 1)
@@ -247,7 +245,7 @@ class Compressor:
             )
 
     def _moved(self, number: int, gradient: Tensor, good: Tensor) -> Tensor:
-        """The direction of SGD with momentum, or of Adam; its averages change only where the gradient is finite."""
+        """The direction of SGD with momentum, or of Adam; its averages change only where the gradient is good."""
         beta = self.config.outer_momentum
         fresh = 1.0 if self.config.outer_optimiser == "sgd" else 1 - beta
         self.mean[number] = torch.where(good, beta * self.mean[number] + fresh * gradient, self.mean[number])

@@ -74,7 +74,7 @@ class ContinualConfig:
     clip_norm: float = 0.0
     """clip a task's outer gradient at this norm (0: do not)"""
     clip_running: float = 0.0
-    """clip it at this many times the running mean of its norm (0: do not)"""
+    """clip it at this many times the running mean of its norm, and skip one of 20 times (0: do neither)"""
     ema: float = 0.0
     """decay of the average of the memory that is kept (0: keep the memory itself)"""
     test_steps: int | None = None

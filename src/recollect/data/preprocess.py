@@ -168,7 +168,10 @@ def _fit_zca(plain: Preprocess, pixels: Tensor, device: "torch.device | str") ->
 def _load_zca(folder: Path, name: str) -> Zca:
     path = folder / name
     if Path(name).name != name or not os.path.isfile(path):
-        raise RecollectError(f"the whitening file {name} is not beside the memory in {folder}: copy it there")
+        raise RecollectError(
+            f"the whitening file {name} is not beside the memory in {folder}: copy it there "
+            "(where the memory's dataset is at hand, as in recollect evaluate, it is fitted again)"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:

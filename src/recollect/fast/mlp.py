@@ -26,14 +26,15 @@ through_relu = (
 
 
 def fits(network: Network) -> bool:
-    """Whether a network is a flattening, then linear layers with bias and ReLUs between them."""
-    layers = list(network.module) if isinstance(network.module, nn.Sequential) else []
+    """Whether a network is a flattening, then linear layers with bias and ReLUs between them, and nothing else."""
+    layers = list(network.module) if type(network.module) is nn.Sequential else []
+    names = [f"{number}.{kind}" for number in range(1, len(layers), 2) for kind in ("weight", "bias")]
     return (
         len(layers) > 1
-        and len(layers) % 2 == 0
-        and type(layers[0]) is nn.Flatten
-        and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers[1::2])
-        and all(type(layer) is nn.ReLU for layer in layers[2::2])
+        and [type(layer) for layer in layers] == [nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (len(layers) // 2 - 1)]
+        and (layers[0].start_dim, layers[0].end_dim) == (1, -1)
+        and [name for name, _ in network.module.named_parameters()] == names  # each its own, each with a bias
+        and not any(each._forward_hooks or each._forward_pre_hooks for each in network.module.modules())
     )
 
 
@@ -84,22 +85,26 @@ class MLP(General):
         curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None], total)
         return curvature[0], by_images[0]
 
+    @torch.no_grad()
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         layers = self._layers(vectors)
         values = _values(layers, images.flatten(2))
         return self._slopes(vectors, layers, values, _by_logits(values[-1].softmax(-1), labels, total))
 
+    @torch.no_grad()
     def judges(
         self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        if images.ndim == 4:  # the same for all
-            images, labels = images.expand(len(vectors), *images.shape), labels.expand(len(vectors), -1)
+        count = len(vectors)
+        images = images.expand(count, *images.shape[-4:])  # they may be the same for all
+        labels = labels.expand(count, labels.shape[-1])
         layers = self._layers(vectors)
         values = _values(layers, images.flatten(2))
         logs = values[-1].log_softmax(-1)
         value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / (total or labels.shape[1])
         return self._slopes(vectors, layers, values, _by_logits(logs.exp(), labels, total)), value
 
+    @torch.no_grad()
     def adjoints(
         self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
     ) -> tuple[Tensor, Tensor]:
