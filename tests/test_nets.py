@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from recollect.errors import RecollectError
-from recollect.nets import NETWORKS, InstanceNorm, Network, constructor
+from recollect.nets import NETWORKS, InstanceNorm, Network, constructor, threads_for
 
 NARROW = ["convnet:width=4", "resnet12:width=2", "alexnet:width=2", "mlp:width=8", "lamaml:width=16,hidden=32"]
 
@@ -317,3 +317,21 @@ def test_fresh_in_threads():
         together = list(pool.map(network.fresh, range(40)))
     for a, b in zip(alone, together, strict=True):
         assert all(torch.equal(p, b[name]) for name, p in a.items())
+
+
+def test_a_small_network_has_one_thread(monkeypatch):
+    """Also while others want it too; afterwards there are as many as before."""
+    count = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: count.__setitem__(0, number))
+    small = Network("mlp:width=8", (1, 8, 8), 3)
+    one, other = (threads_for(small) for _ in range(2))
+    for enter, exit, expected in ((one, None, 1), (other, None, 1), (None, one, 1), (None, other, 4)):
+        enter.__enter__() if enter else exit.__exit__(None, None, None)
+        assert count == [expected]
+    for large in (Network("mlp:width=512", (1, 28, 28), 10), Network("convnet:width=4,depth=1", (1, 8, 8), 3)):
+        with threads_for(large):
+            assert count == [4]
+    with pytest.raises(ValueError, match="x"), threads_for(small):
+        raise ValueError("x")
+    assert count == [4]

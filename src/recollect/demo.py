@@ -4,8 +4,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from recollect import page, plots, report
 from recollect.config import DistillConfig
 from recollect.data import load
@@ -37,7 +35,6 @@ FULL_EPOCHS, FULL_BATCH = 20, 64  # all the data needs fewer passes over more im
 def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]:
     """Distil, retrain, compare; prints the table and leaves a run folder with the memory, a figure and the report."""
     began = time.perf_counter()
-    torch.set_num_threads(1)  # for a network this small a second thread would only get in the way
     images = load("digits")
     memory = _distilled("memory", CONFIG, out, quiet)
     per_class = _distilled("per-class images", PER_CLASS, out / "per-class", quiet)

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from recollect.fast.train import train
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
-from recollect.nets import Constructor, Network, Params, constructor
+from recollect.nets import Constructor, Network, Params, constructor, threads_for
 from recollect.runs import Run
 from recollect.seeds import seeded
 
@@ -280,6 +280,10 @@ class Distiller:
         else:
             self.passes = fast.any_network(network, config.compile).passes
         self.ahead: dict[int, _Draws] = {}
+
+    def threads(self) -> AbstractContextManager[None]:
+        """As many as pay for its steps; a GPU, or an encoder with convolutions, may have them all."""
+        return nullcontext() if self.on_gpu or self.encoder else threads_for(self.network)
 
     @property
     def needs(self) -> int | None:
@@ -540,7 +544,8 @@ def distill(
         )
         state, distiller = first_state(config, images), Distiller(images, config, preprocess, net)
         _tell(distiller, say)
-        trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
+        with distiller.threads():
+            trouble = _loop(distiller, state, lambda line: progress(line) if progress else None, lambda: None, [])
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return to_memory(state, images, config, preprocess)
@@ -587,7 +592,7 @@ def _distill_into(
         frozen = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
         folder.save_checkpoint({**frozen, "state": state.to_dict()})
 
-    with _signals() as caught:
+    with _signals() as caught, distiller.threads():
         trouble = _loop(distiller, state, record, save, caught)
     save()
     to_memory(state, images, config, preprocess).save(folder.memory_path)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect import fast
 from recollect.config import Recipe, from_json
@@ -26,7 +26,7 @@ from recollect.fast.engine import precision
 from recollect.fast.train import batches
 from recollect.fast.train import train as train_captured
 from recollect.memory import Memory
-from recollect.nets import Constructor, Network, Params
+from recollect.nets import Constructor, Network, Params, threads_for
 from recollect.seeds import seeded
 
 On = Literal["test", "validation"]
@@ -172,7 +172,7 @@ def _measure(
     split = images.test if on == "test" else images.validation
     judged = preprocess.on(device, split.images), split.labels.to(device)
     _, used = fast.passes(net, device, compute, half=False)
-    group = networks if device.startswith("cuda") or side_by_side(net) else 1
+    group = 1 if net.convolves and device == "cpu" else networks  # grouped convolutions are slow there
     values: list[float] = []
     for first in range(0, networks, group):
         numbers = range(first, min(first + group, networks))
@@ -190,11 +190,6 @@ def protocol(recipe: Recipe, networks: int) -> str:
     return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
 
 
-def side_by_side(network: Network) -> bool:
-    """On a CPU networks are trained together where there is no convolution (grouped ones are slow there)."""
-    return not any(isinstance(module, nn.Conv2d) for module in network.module.modules())
-
-
 def train(
     network: Network,
     parts: list[Part],
@@ -209,15 +204,14 @@ def train(
     `watch` is told the loss of every step, and may raise to end it: then they come one after another, uncaptured.
     """
     _check(recipe)
-    if watch:
-        return [_train_one(network, part, recipe, seed, device, watch) for part, seed in zip(parts, seeds, strict=True)]
-    if device.startswith("cuda"):
+    if device.startswith("cuda") and not watch:
         flat, used = fast.passes(network, device, compute, half=False)
         with torch.cuda.device(device):
             return train_captured(flat, parts, recipe, seeds, device, used)
-    if len(parts) == 1:
-        return [_train_one(network, parts[0], recipe, seeds[0])]
-    return _train_together(network, parts, recipe, seeds)
+    with threads_for(network):
+        if len(parts) > 1 and not watch:
+            return _train_together(network, parts, recipe, seeds)
+        return [_train_one(network, part, recipe, seed, device, watch) for part, seed in zip(parts, seeds, strict=True)]
 
 
 def _check(recipe: Recipe) -> None:

@@ -8,7 +8,8 @@ that a norm never sees a single pixel.
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -21,6 +22,8 @@ Shape = tuple[int, int, int]  # channels, height, width
 Constructor = Callable[[Shape, int], nn.Module]
 Params = dict[str, Tensor]
 _default_generator = threading.Lock()  # modules draw from it, and there is one for all threads
+SMALL = 100_000  # weights of a network without convolutions that one thread serves best
+_one_thread, _alone = threading.Lock(), [0, 1]  # how many want it now, and how many threads there were before
 
 
 class InstanceNorm(nn.Module):
@@ -167,6 +170,10 @@ class Network:
                 "through: use InstanceNorm or GroupNorm without running statistics"
             )
 
+    @property
+    def convolves(self) -> bool:
+        return any(isinstance(module, nn.Conv2d) for module in self.module.modules())
+
     def _build(self, seed: int) -> nn.Module:
         with _default_generator, torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
@@ -213,3 +220,24 @@ class Network:
     def loss(self, params: Params, images: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy: the l of the paper."""
         return nn.functional.cross_entropy(self.logits(params, images), labels)
+
+
+@contextmanager
+def threads_for(network: Network) -> Iterator[None]:
+    """One thread of the processor for a small network: more would wait for each other longer than they work, and hundreds of
+    times longer on a machine that has other work too."""
+    if network.convolves or sum(p.numel() for p in network.module.parameters()) > SMALL:
+        yield
+        return
+    with _one_thread:
+        if not _alone[0]:
+            _alone[1] = torch.get_num_threads()
+            torch.set_num_threads(1)
+        _alone[0] += 1
+    try:
+        yield
+    finally:
+        with _one_thread:
+            _alone[0] -= 1
+            if not _alone[0]:
+                torch.set_num_threads(_alone[1])

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, grad_and_value, jvp, vmap
 
 from recollect.nets import Network, Params
@@ -52,7 +52,7 @@ class General:
     def __init__(self, network: Network, passes: Passes):
         self.network, self.passes = network, passes
         # in one batched pass where there is no convolution, which would become a grouped one: slow
-        self.stacks = not any(isinstance(m, nn.Conv2d) for m in network.module.modules())
+        self.stacks = not network.convolves
         self.shapes = {name: p.shape for name, p in network.module.named_parameters()}
 
     @cached_property
