@@ -108,6 +108,10 @@ def test_the_continual_table_is_that_of_the_files():
         for row in stream["rows"]:
             assert row["n"] in (0, 5)
             assert not row["n"] or f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
+    rivals = json.loads((ROOT / "experiments" / "rivals.json").read_text())
+    for row in (row for name, rows in rivals.items() if name != "environment" for row in rows.values()):
+        assert (row["ra"]["n"], row["on"]) == (5, "test")
+        assert f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
 
 
 def test_both_commands_are_shown():
