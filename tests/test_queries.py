@@ -257,3 +257,10 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
 def test_an_encoder_that_cannot_be_taught(changes, error):
     with pytest.raises(RecollectError, match=error):
         distill(toy(), replace(ASKED, **changes))
+
+
+def test_an_encoder_that_was_taught_before(asked, tmp_path):
+    asked.save(tmp_path / "asked.safetensors")
+    config = replace(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
+    with pytest.raises(RecollectError, match=r"asked\.safetensors has an encoder that has learnt: leave out"):
+        distill(toy(), config)

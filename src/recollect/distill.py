@@ -39,8 +39,8 @@ ENCODER = "convnet"  # makes query vectors of pictures
 MOST_SKIPS = 20  # outer steps without a usable gradient in a row before the run stops
 WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
 JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
-TEACH = 4  # what a generator is for
 BACK = 0.2  # of the way back to the average, where there is no usable gradient
+TEACH = 4  # what a generator is for
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -65,47 +65,13 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
         raise RecollectError(
             f"images_per_class is {config.images_per_class}, but no class has more than {most}: give fewer"
         )
-    start = _start(config, images) if config.start else None
-    if start:
-        own = {"bases": len(start.bases), "matrices": len(start.addressing)}
-        given = {name: getattr(config, name) for name in own if getattr(config, name) is not None}
-        if any(given[name] != own[name] for name in given):
-            raise RecollectError(
-                f"{config.start} has {own}, which cannot become {given}: leave them out, or start afresh"
-            )
-        config = replace(config, **(own if config.addressing == "learned" else {}))
-    budget = _budget(config, images)
-    if config.addressing == "one-hot":
-        bases = budget.per_class() * classes
-        if config.bases not in (None, bases):
-            raise RecollectError(f"bases is {config.bases}, but one-hot addressing has {bases} here: leave it out")
-        per_class = budget.per_class()
-    else:
-        bases = config.bases or budget.default_bases()
-        per_class = budget.matrices(bases)
-        if config.matrices is not None and config.matrices > per_class:
-            raise RecollectError(
-                f"matrices is {config.matrices}, but only {per_class} fit beside {bases} bases: give fewer"
-            )
-        per_class = config.matrices or per_class
-    matrices, ways = per_class, config.classes_per_step
+    if config.start:
+        config = _sizes_of_start(config, _start(config, images))
+    bases, matrices = _sizes(config, images)
+    ways, per_class = config.classes_per_step, matrices
     if config.query == "images":
-        if config.addressing == "one-hot":
-            raise RecollectError("one-hot addressing answers labels alone: leave it out, or --query images")
-        per_class *= config.shots
-        ways = ways or min(5, classes)
-        least = int(training_split(images, config).labels.bincount(minlength=classes).min())
-        if least <= config.shots:
-            raise RecollectError(
-                f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}"
-            )
-        if config.encoder_epochs and start:
-            raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
-        if config.encoder_epochs and config.query_size < classes:
-            raise RecollectError(
-                f"query_size is {config.query_size}, too small for an encoder that learns to name {classes} classes: "
-                f"give {classes} or more, or no encoder_epochs"
-            )
+        _check_pictures(config, images)
+        ways, per_class = ways or min(5, classes), matrices * config.shots
     elif config.encoder_epochs:
         raise RecollectError(
             f"encoder_epochs is {config.encoder_epochs}, and a memory that is asked with labels has no encoder: "
@@ -126,6 +92,46 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
         raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
     decided = {"bases": bases, "matrices": matrices, "inner_per_class": inner, "classes_per_step": ways}
     return replace(config, **decided, preprocess=preprocess, device=device)
+
+
+def _sizes_of_start(config: DistillConfig, start: Memory) -> DistillConfig:
+    """The same config with the sizes of the memory that the run goes on from."""
+    own = {"bases": len(start.bases), "matrices": len(start.addressing)}
+    given = {name: getattr(config, name) for name in own if getattr(config, name) is not None}
+    if any(given[name] != own[name] for name in given):
+        raise RecollectError(f"{config.start} has {own}, which cannot become {given}: leave them out, or start afresh")
+    return replace(config, **(own if config.addressing == "learned" else {}))
+
+
+def _sizes(config: DistillConfig, images: Images) -> tuple[int, int]:
+    """Bases, and images that each query recalls."""
+    budget = _budget(config, images)
+    if config.addressing == "one-hot":
+        bases = budget.per_class() * images.classes
+        if config.bases not in (None, bases):
+            raise RecollectError(f"bases is {config.bases}, but one-hot addressing has {bases} here: leave it out")
+        return bases, budget.per_class()
+    bases = config.bases or budget.default_bases()
+    most = budget.matrices(bases)
+    if config.matrices is not None and config.matrices > most:
+        raise RecollectError(f"matrices is {config.matrices}, but only {most} fit beside {bases} bases: give fewer")
+    return bases, config.matrices or most
+
+
+def _check_pictures(config: DistillConfig, images: Images) -> None:
+    """Refuse what a memory that is asked with pictures cannot have."""
+    if config.addressing == "one-hot":
+        raise RecollectError("one-hot addressing answers labels alone: leave it out, or --query images")
+    least = int(training_split(images, config).labels.bincount(minlength=images.classes).min())
+    if least <= config.shots:
+        raise RecollectError(f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}")
+    if config.encoder_epochs and config.start:
+        raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
+    if config.encoder_epochs and config.query_size < images.classes:
+        raise RecollectError(
+            f"query_size is {config.query_size}, too small for an encoder that learns to name {images.classes} classes: "
+            f"give {images.classes} or more, or no encoder_epochs"
+        )
 
 
 def _start(config: DistillConfig, images: Images) -> Memory:
