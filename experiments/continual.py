@@ -18,7 +18,6 @@ from recollect.continual.config import DATASETS, LEARNERS, STREAMS
 from recollect.continual.run import run
 from recollect.data import load
 from recollect.files import write_json
-from recollect.runs import environment
 
 TABLE = [name for name in STREAMS if name != "split"]
 
@@ -47,7 +46,7 @@ def main() -> None:
             "rows": show.summary(results, name),
             "minutes_of_this_call": round((time.perf_counter() - began) / 60, 1),
             "config": to_json(STREAMS[name]),
-            "environment": environment(),
+            "environment": json.loads((folder / "environment.json").read_text()),  # of the first call
         }
         written = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
         write_json(arguments.out, written | {name: found})
