@@ -40,7 +40,7 @@ from recollect.seeds import seeded
 
 PRETRAINING = recollect.Recipe(epochs=100, batch=128)
 MEMORY = {"bases": 64, "matrices": 16}
-ASKED = {"query": "images", "query_size": 128}
+ASKED = {"query": "images", "query_form": "chances", "encoder_lr": 1e-4}
 LABELS = "labels"  # the run of the memory that is asked with names
 
 Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]
@@ -67,9 +67,10 @@ def main() -> None:
     shared = {**MEMORY, "classes_per_step": given.ways, "outer_steps": given.steps, **changes, "device": device}
     rows: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
     due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
-    runs = {f"{shots}-shot": ASKED | shared | {"shots": shots} for method, shots in due if method == "image addressing"}
+    asked = ASKED | {"query_size": images.classes} | shared
+    runs = {f"{shots}-shot": asked | {"shots": shots} for method, shots in due if method == "image addressing"}
     if any(method == "classify-then-recall" for method, _ in due):
-        runs[LABELS] = {name: value for name, value in shared.items() if not name.startswith("encoder")}
+        runs[LABELS] = {name: value for name, value in shared.items() if not name.startswith(("encoder", "query"))}
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories = dict(zip(runs, made, strict=True))

@@ -10,11 +10,12 @@ from test_distill import CONFIG, toy
 
 import recollect
 from recollect import Memory, RecollectError, distill
+from recollect.ask import ask
 from recollect.data.preprocess import Preprocess
 from recollect.distill import Distiller, first_state, resolve
 from recollect.evaluate import train
 from recollect.header import read_header
-from recollect.memory import encode, recall
+from recollect.memory import recall
 from recollect.nets import Network
 
 module = sys.modules["recollect.distill"]
@@ -43,11 +44,12 @@ def asked() -> Memory:
         return distill(toy(), ASKED)
 
 
+@pytest.mark.parametrize("form", ["unit", "chances"])
 @pytest.mark.parametrize("engine", [False, True])
-def test_gradient_reaches_the_encoder(monkeypatch, engine):
+def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     """dJ by bases, addressing and encoder against one float64 graph from the pictures to the real images' loss."""
     images = toy()
-    config = resolve(ASKED, images)
+    config = resolve(replace(ASKED, query_form=form, inner_per_class=3), images)
     network = Network(config.network, images.shape, config.classes_per_step)
     monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
     state = first_state(config, images)
@@ -63,9 +65,13 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine):
     value, found = distiller.gradient(state)
 
     pictures, real = (images.train.images[rows].double() / 255 for rows in (drawn.shots, drawn.rows))
-    queries = encode(Network("mlp:width=8,depth=1", images.shape, 6), state.encoder, pictures)
+    logits = Network("mlp:width=8,depth=1", images.shape, 6).logits(state.encoder, pictures)
+    if form == "unit":  # two pictures of each class, three images of each picture
+        queries, each = logits / logits.square().sum(1, keepdim=True).sqrt(), 2 * 3
+    else:
+        queries, each = torch.stack([logits[:2].mean(0), logits[2:].mean(0)]).softmax(1), 3
     recalled = recall(state.bases, state.addressing, queries, (4, 4))
-    labels = torch.tensor([0] * 2 * 3 + [1] * 2 * 3)
+    labels = torch.tensor([0] * each + [1] * each)
     theta, speed = {n: p.requires_grad_() for n, p in start.params.items()}, {n: 0 for n in start.params}
     for rows in start.batches:
         loss = network.loss(theta, recalled[rows], labels[rows])
@@ -121,7 +127,9 @@ def test_learns_to_answer(monkeypatch):
 def test_file(asked, tmp_path):
     asked.save(tmp_path / "asked.safetensors")
     found = Memory.load(tmp_path / "asked.safetensors")
-    assert found.header.query == {"encoder": "mlp:width=8,depth=1", "size": 6, "ways": 2, "shots": 2}
+    assert found.header.query == {
+        "encoder": "mlp:width=8,depth=1", "size": 6, "form": "unit", "ways": 2, "shots": 2,
+    }  # fmt: skip
     assert found.header.budget["encoder"] == sum(p.numel() for p in asked.encoder.values()) == 16 * 8 + 8 + 8 * 6 + 6
     assert found.floats == found.header.budget["used"] == found.bases.numel() + 3 * 6 * 4
     assert all(torch.equal(p, found.encoder[name]) for name, p in asked.encoder.items())
@@ -133,6 +141,27 @@ def test_file(asked, tmp_path):
     assert rows.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     again = found.with_accuracy({"network": "mlp", "on": "test", "mean": 1.0})
     assert torch.equal(again.encode(pictures), queries)
+
+
+def test_pictures_of_a_class_asked_together(asked, tmp_path):
+    """One query for all of them, however many: chances, which sum to 1. Files from before there were forms have none."""
+    config = replace(ASKED, query_form="chances", query_size=3, inner_per_class=3)
+    memory = distill(toy(), config)
+    memory.save(tmp_path / "asked.safetensors")
+    found = Memory.load(tmp_path / "asked.safetensors")
+    pictures = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    query = found.encode(pictures)
+    assert query.shape == (1, 3)
+    assert float(query.sum()) == pytest.approx(1)
+    logits = Network("mlp:width=8,depth=1", (1, 4, 4), 3).logits(found.encoder, pictures)
+    assert torch.allclose(query[0], logits.mean(0).softmax(0))
+    groups = {"these": toy().test.images[:2], "those": toy().test.images[2:7]}
+    assert ask(found, groups).labels.tolist() == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(RecollectError, match="has query form chances, this run unit: give a memory of the same kind"):
+        resolve(replace(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
+    older = {name: value for name, value in asked.header.query.items() if name != "form"}
+    older = Memory(asked.bases, asked.addressing, replace(asked.header, query=older), asked.encoder)
+    assert torch.equal(older.encode(pictures), asked.encode(pictures))
 
 
 def test_same_seed_same_bytes_also_when_resumed(tmp_path, monkeypatch):
@@ -210,7 +239,8 @@ def test_a_damaged_encoder_is_noticed(asked, tmp_path, damage):
 
 
 def test_header_names_a_query_or_none(asked, tmp_path):
-    for query in ({"encoder": "mlp"}, {"encoder": 1, "size": 6, "ways": 2, "shots": 2}, [], {"size": 6}):
+    odd = {"encoder": "mlp", "size": 6, "ways": 2, "shots": 2, "form": "round"}
+    for query in (odd, {"encoder": "mlp"}, {"encoder": 1, "size": 6, "ways": 2, "shots": 2}, [], {"size": 6}):
         with pytest.raises(RecollectError, match="header's 'query' cannot be"):
             Memory(asked.bases, asked.addressing, replace(asked.header, query=query), asked.encoder)
     asked.save(tmp_path / "asked.safetensors")
@@ -222,6 +252,9 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     images, taught = toy(), []
     config = replace(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
     memory = distill(images, config)
+    assert not torch.equal(
+        memory.encoder["1.weight"], distill(images, replace(config, encoder_augment="flip")).encoder["1.weight"]
+    )
     shown = memory.preprocess(images)(images.train.images)
     named = memory.encode(shown)[:, : images.classes].argmax(1)
     assert (named == images.train.labels).float().mean() > 0.9
@@ -252,6 +285,7 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
             "encoder_epochs is 1, and a memory that is asked with labels has no",
         ),
         ({"encoder_epochs": -1}, "encoder_epochs is -1: give 0 or more"),
+        ({"encoder_augment": "flop"}, "unknown augmentation 'flop'"),
     ],
 )
 def test_an_encoder_that_cannot_be_taught(changes, error):

@@ -387,13 +387,14 @@ def _info(command: cli.Info) -> int:
     config = made.pop("config", {})
     if isinstance(made.get("start"), dict):
         made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
+    asked = ("group of pictures" if header.query.get("form") == "chances" else "picture") if header.query else "class"
     rows = [
         ("dataset", header.dataset),
         ("classes", _class_names(header.class_names)),
         ("image", "x".join(map(str, header.image_shape))),
         ("bases", f"{list(bases.shape)} {bases.dtype}"),
         ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
-        ("recalls", f"{addressing.shape[0]} images a {'picture' if header.query else 'class'}"),
+        ("recalls", f"{addressing.shape[0]} images a {asked}"),
         *(
             [("asked with", f"{_listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
             if header.query

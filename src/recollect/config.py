@@ -50,11 +50,16 @@ class DistillConfig:
     """pictures of each class that an outer step asks with (query images)"""
     query_size: int = 64
     """numbers that the encoder makes of a picture (query images)"""
+    query_form: Literal["unit", "chances"] = "unit"
+    """what pictures are asked with (query images). unit: each by itself, with its vector at length 1, as in the paper;
+    chances: all pictures of a class together, with the softmax of their mean"""
     encoder_lr: float = 0.001
     """the encoder's learning rate (query images)"""
     encoder_epochs: int = 0
     """passes over the training images in which the encoder first learns to name their classes (query images; its
     query_size must be as many or more)"""
+    encoder_augment: str | None = None
+    """of what it then sees: flip, crop, ... joined by +. Default: as augment"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"

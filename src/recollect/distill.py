@@ -57,6 +57,7 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
     augment.parse(config.augment)
+    augment.parse(config.encoder_augment or "none")
     if not config.network.startswith("custom "):
         constructor(config.network)
     classes = images.classes
@@ -71,7 +72,7 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     ways, per_class = config.classes_per_step, matrices
     if config.query == "images":
         _check_pictures(config, images)
-        ways, per_class = ways or min(5, classes), matrices * config.shots
+        ways, per_class = ways or min(5, classes), matrices * queries_per_class(config)
     elif config.encoder_epochs:
         raise RecollectError(
             f"encoder_epochs is {config.encoder_epochs}, and a memory that is asked with labels has no encoder: "
@@ -118,6 +119,11 @@ def _sizes(config: DistillConfig, images: Images) -> tuple[int, int]:
     return bases, config.matrices or most
 
 
+def queries_per_class(config: DistillConfig) -> int:
+    """A label; each picture of a class; or all of them together."""
+    return config.shots if config.query == "images" and config.query_form == "unit" else 1
+
+
 def _check_pictures(config: DistillConfig, images: Images) -> None:
     """Refuse what a memory that is asked with pictures cannot have."""
     if config.addressing == "one-hot":
@@ -143,6 +149,7 @@ def _start(config: DistillConfig, images: Images) -> Memory:
         ("downsample", memory.header.downsample, config.downsample),
         ("addressing", memory.header.addressing, config.addressing),
         ("query", "images" if memory.encoder else "labels", config.query),
+        ("query form", memory.header.query.get("form", "unit"), config.query_form),
         ("query size", memory.addressing.shape[1], config.query_size if memory.encoder else images.classes),
     ):
         if theirs != ours:
@@ -336,9 +343,9 @@ class Distiller:
         """Line 5: the recalled set, [Q r, C, H, W], and its labels. Asked with pictures, labels are places in the query."""
         device = self.config.device
         if self.encoder:
-            pictures = self.preprocess(self.pixels[drawn.shots.to(device)])
-            queries = encode(self.encoder, state.encoder, pictures)
-            labels = torch.arange(len(drawn.labels)).repeat_interleave(self.config.shots)
+            pictures = self.preprocess(self.pixels[drawn.shots.to(device)]).unflatten(0, (len(drawn.labels), -1))
+            queries = encode(self.encoder, state.encoder, pictures, self.config.query_form)
+            labels = torch.arange(len(drawn.labels)).repeat_interleave(queries_per_class(self.config))
         else:
             queries = torch.nn.functional.one_hot(drawn.labels, self.classes).float().to(device)
             labels = drawn.labels
@@ -351,7 +358,7 @@ class Distiller:
         labels = self._labels(generator)
         shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
         shots, rows, truth = self._real(labels, generator)
-        matrices *= config.shots if self.encoder else 1
+        matrices *= queries_per_class(config)
         starts, steps = [], None
         for _ in range(config.networks_per_step):
             params = self.network.drawn(int(torch.randint(2**62, (), generator=generator)), config.device)
@@ -404,7 +411,8 @@ class Distiller:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, device = self.config, self.config.device
         flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
-        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=_recipe(config).augment)
+        augmentation = config.encoder_augment or _recipe(config).augment
+        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=augmentation)
         part = self.preprocess.on(device, self.pixels), self.labels
         (params,) = train(flat, [part], recipe, [int(seeded(config.seed, TEACH).initial_seed())], device, compute)
         with torch.no_grad():
@@ -477,7 +485,8 @@ def to_memory(state: State, images: Images, config: DistillConfig, preprocess: P
     encoder = dict(zip(state.encoder, rest, strict=True))
     query = {}
     if encoder:
-        query = {"encoder": ENCODER, "size": config.query_size, "ways": config.classes_per_step, "shots": config.shots}
+        query = {"encoder": ENCODER, "size": config.query_size, "form": config.query_form}
+        query |= {"ways": config.classes_per_step, "shots": config.shots}
     kind = PRECISIONS[config.precision]
     one_hot = config.addressing == "one-hot"
     budget = _budget(config, images)

@@ -34,7 +34,7 @@ class Header:
     addressing: str = "learned"
     """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
     query: dict[str, Any] = field(default_factory=dict)
-    """of a memory that is asked with pictures: its encoder's network, the size of a query vector, ways and shots"""
+    """of a memory that is asked with pictures: its encoder's network, the size and form of a query vector, ways and shots"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
     budget: dict[str, Any] = field(default_factory=dict)
@@ -111,10 +111,12 @@ def _check(header: Header, where: object) -> None:
 
 
 def _is_query(query: object) -> bool:
-    """Empty for labels; else an encoder's name and three numbers."""
+    """Empty for labels; else an encoder's name, three numbers, and a form that older files do not have."""
     if query == {}:
         return True
     if not isinstance(query, dict) or not isinstance(query.get("encoder"), str):
+        return False
+    if query.get("form", "unit") not in ("unit", "chances"):
         return False
     return all(type(query.get(name)) is int and 0 < query[name] <= MAX_SIDE for name in ("size", "ways", "shots"))
 

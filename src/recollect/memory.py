@@ -245,13 +245,15 @@ class Memory:
         return images, labels.repeat_interleave(len(self.addressing))
 
     def encode(self, images: Tensor) -> Tensor:
-        """The query vectors [Q, d_y] of pictures [Q, C, H, W], prepared as a network sees them."""
+        """The query vectors of pictures [N, C, H, W] of one class, prepared as a network sees them: [N, d_y], or [1, d_y]
+        of a memory that is asked with all of them together."""
         if not self.header.query:
             raise RecollectError(f"{self.name} is asked with labels, not with pictures: name its classes")
         return encode(
             encoder_network(self.header.query["encoder"], self.image_shape, self.header.query["size"]),
             self.encoder,
-            images,
+            images[None],
+            self.header.query.get("form", "unit"),
         )
 
     def dataset(self, query: Query = None) -> torch.utils.data.TensorDataset:
@@ -351,9 +353,13 @@ def encoder_network(name: str, shape: tuple[int, int, int], size: int) -> "Netwo
         return Network(name, shape, size)
 
 
-def encode(network: "Network", params: "Params", images: Tensor) -> Tensor:
-    """Query vectors of pictures, of length 1 as a label's is."""
-    return torch.nn.functional.normalize(network.logits(params, images), dim=1)
+def encode(network: "Network", params: "Params", groups: Tensor, form: str = "unit") -> Tensor:
+    """Query vectors of groups of pictures, [G, N, C, H, W]: one for each picture, of length 1 as a label's is; or of "chances"
+    one for each group, [G, d_y], of sum 1."""
+    found = network.logits(params, groups.flatten(0, 1))
+    if form == "chances":
+        return found.unflatten(0, groups.shape[:2]).mean(1).softmax(1)
+    return torch.nn.functional.normalize(found, dim=1)
 
 
 def _check_encoder(encoder: "Params", header: Header, where: object) -> None:

@@ -6,6 +6,7 @@ lies in a sidecar file beside the memory, named by its content, which several me
 
 import math
 import os
+import threading
 import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +23,7 @@ from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
 
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
+_first_use = threading.Lock()  # torch loads its solvers at the first call, and fails where two threads make it
 MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time on a GPU
 
 
@@ -160,7 +162,8 @@ def _fit_zca(plain: Preprocess, pixels: Tensor, device: "torch.device | str") ->
         total += flat.double().sum(0)
         products += (flat.T @ flat).double()
     mean = total / len(pixels)
-    values, vectors = torch.linalg.eigh(products / len(pixels) - torch.outer(mean, mean))
+    with _first_use:
+        values, vectors = torch.linalg.eigh(products / len(pixels) - torch.outer(mean, mean))
     matrix = (vectors * (values.clamp_min(0) + ZCA_EPSILON).rsqrt()) @ vectors.T
     return Zca(mean.float().cpu(), matrix.float().cpu())
 
