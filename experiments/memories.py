@@ -31,7 +31,7 @@ LEGS: dict[str, list[dict[str, Any]]] = {
     "cifar10": [
         FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
         FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},
-        FLIPPED | {"inner_steps": 500, "outer_lr": 0.015, "outer_steps": 5000},
+        FLIPPED | {"inner_steps": 200, "inner_lr": 0.03, "outer_lr": 0.015, "outer_steps": 4000},
     ],
 }
 KEPT = 5  # memories on the way, of each leg
