@@ -13,9 +13,9 @@ from recollect import fast, unroll
 from recollect.data import augment
 from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
+from recollect.fast.chain import Chain, fits
 from recollect.fast.engine import MOST_PLANS, Engine, Start, precision
 from recollect.fast.flat import General, Pieces
-from recollect.fast.mlp import MLP, fits
 from recollect.nets import Network
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,7 +59,7 @@ def general(net: Network) -> General:
     return General(net, unroll.eager(net.loss))
 
 
-both = pytest.mark.parametrize("passes", [general, MLP])
+both = pytest.mark.parametrize("passes", [general, Chain])
 
 
 def new_engine(net: Network, passes=general) -> Engine:
@@ -98,6 +98,58 @@ def test_against_the_reference(optimiser, bridge, window, names, passes):
     agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
 
 
+def convolutions(shape, classes: int) -> nn.Module:
+    """Of all sizes; the second does not see the last row of its maps."""
+    layers = [nn.Conv2d(shape[0], 4, 5, padding=2), nn.ReLU(), nn.Conv2d(4, 3, 2, stride=3), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(3, 5, 1, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(5 * 5 * 4, classes))
+
+
+@pytest.mark.parametrize("names", ["none", "flip+rotate"])
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("network", [convolutions, "lamaml:width=4,hidden=5"])
+def test_convolutions_against_the_reference(network, window, names):
+    shape = (2, 9, 6)
+    net = Network(network, shape, 3)
+    starts = [
+        Start(
+            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()},
+            data(3, seed=seed)[2],
+            schedule(names, 4, 3, seed),
+        )
+        for seed in range(2)
+    ]
+    images, query = (torch.stack([data(seed=seed, shape=shape)[n] for seed in range(2)]) for n in (0, 1))
+    judged = [data(seed=seed, shape=shape)[3] for seed in range(2)]
+    queries = tuple(torch.stack(parts) for parts in zip(*judged, strict=True))
+    chosen = options(window=window)
+    flat = fast.any_network(net)
+    assert isinstance(flat, Chain)
+    assert flat.stacks
+    for engine in (Engine(flat), Engine(Pieces(flat, 2))):  # side by side; one after another, two images at a time
+        found = engine.together(starts, images, query, queries, **chosen)
+        for k, (ours, start) in enumerate(zip(found, starts, strict=True)):
+            theirs = unroll.metagradient(
+                net.loss, start.params, images[k], query[k], start.batches, judged[k], **chosen, augment=start.augment
+            )
+            agree(ours, theirs)
+    one = unroll.metagradient(
+        net.loss, starts[0].params, images[0], query[0], starts[0].batches, judged[0], **chosen, passes=flat.passes
+    )  # as a CPU unrolls it
+    agree(
+        one,
+        unroll.metagradient(net.loss, starts[0].params, images[0], query[0], starts[0].batches, judged[0], **chosen),
+    )
+
+
+def test_weights_keep_their_places():
+    net = Network(convolutions, (2, 9, 6), 3)
+    flat, params = Chain(net), net.fresh(0)
+    vector = flat.pack(params)
+    assert len(vector) % 32 == 0
+    for name, p in flat.unpack(vector, params).items():
+        assert torch.equal(p, params[name]), name
+
+
 @pytest.mark.parametrize("names", ["flip+rotate", "crop", "flip+crop+cutout+brightness+contrast+saturation"])
 def test_one_augmentation_for_all_images_of_a_step(names):
     net, params = mlp()
@@ -115,7 +167,7 @@ def test_any_unroll(drawn, steps, batch, count):
     names = drawn.draw(st.sampled_from(["none", "flip+rotate", "crop", "cutout+contrast"]), "augmentation")
     numbers = drawn.draw(st.sampled_from([1, batch]), "numbers")
     longest = drawn.draw(st.none() | st.integers(1, 9), "longest")
-    passes = drawn.draw(st.sampled_from([general, MLP]), "passes")
+    passes = drawn.draw(st.sampled_from([general, Chain]), "passes")
     chosen = options(optimiser, bridge=bridge, window=window)
     starts = [
         Start(mlp(seed)[1], data(steps, batch, seed)[2], schedule(names, numbers, steps, seed)) for seed in range(count)
@@ -475,7 +527,7 @@ def test_the_convnet_on_a_gpu(chip, compute, half, name):
 @needs_triton
 def test_another_network_on_a_gpu_says_why_once(chip):
     chip(9)
-    net = Network("lamaml", (3, 8, 8), 3)
+    net = Network("alexnet:width=2", (3, 8, 8), 3)
     with pytest.warns(UserWarning, match="the general path runs this network: it is not a ConvNet"):
         flat, name = fast.passes(net, "cuda")
     assert isinstance(flat, General)
@@ -488,10 +540,11 @@ def test_another_network_on_a_gpu_says_why_once(chip):
 
 
 @needs_triton
-def test_the_perceptron_on_a_gpu(chip):
+@pytest.mark.parametrize("network", ["mlp", "lamaml"])
+def test_chains_on_a_gpu(chip, network):
     chip(9)
-    flat, name = fast.passes(Network("mlp", (1, 8, 8), 3), "cuda")  # a warning would be an error
-    assert isinstance(flat, MLP)
+    flat, name = fast.passes(Network(network, (1, 8, 8), 3), "cuda")  # a warning would be an error
+    assert isinstance(flat, Chain)
     assert name == "tf32"
 
 
@@ -520,16 +573,26 @@ TWICE = nn.Linear(64, 64)
         [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3), nn.ReLU()],
         [nn.Linear(8, 3), nn.Flatten()],
         [nn.Conv2d(1, 3, 8), nn.Flatten()],
+        [nn.Conv2d(1, 3, 8), nn.ReLU(), nn.Flatten()],
         [nn.Flatten()],
+        [nn.Conv2d(1, 4, 3, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)],
+        [nn.Conv2d(1, 4, (3, 1)), nn.ReLU(), nn.Flatten(), nn.Linear(192, 3)],
+        [nn.Conv2d(1, 4, 3, stride=(1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)],
+        [nn.Conv2d(1, 4, 3, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)],
+        [nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular"), nn.ReLU(), nn.Flatten(), nn.Linear(256, 3)],
+        [nn.Conv2d(1, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)],
+        [nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(144, 3)],
+        [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)],
     ],
 )
-def test_what_is_no_perceptron(layers):
+def test_what_is_no_chain(layers):
     assert not fits(Network(lambda shape, classes: nn.Sequential(*layers), (1, 8, 8), 3))
 
 
-def test_what_is_a_perceptron():
+def test_what_is_a_chain():
     linear = [nn.Flatten(), nn.Linear(64, 3)]
     assert fits(Network("mlp:width=8,depth=3", (1, 8, 8), 3))
+    assert fits(Network("lamaml", (1, 8, 8), 3))
     assert fits(Network(lambda shape, classes: nn.Sequential(*linear), (1, 8, 8), 3))
     assert not fits(Network(lambda shape, classes: Squared(*linear), (1, 8, 8), 3))
 

@@ -1,7 +1,7 @@
 """The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is one for any.
 
-kernels.py, convnet.py: the ConvNet by hand. mlp.py: the perceptron by hand. flat.py: any network, on one vector of weights.
-engine.py: captured steps.
+kernels.py, convnet.py: the ConvNet by hand. chain.py, patches.py: MLPs and La-MAML's network by hand. flat.py: any network, on
+one vector of weights. engine.py: captured steps.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import torch
 
 from recollect import unroll
 from recollect.errors import RecollectError
-from recollect.fast import mlp
+from recollect.fast import chain
 from recollect.fast.engine import Engine
 from recollect.fast.flat import Flat, General, Pieces
 from recollect.nets import Network
@@ -48,15 +48,15 @@ def passes(
     if compute == "bf16":
         _say(f"bf16 is for the ConvNet's kernels alone, and {reason}: computing in TF32")
     wanted = "tf32" if wanted == "bf16" else wanted
-    if not mlp.fits(network):
+    if not chain.fits(network):
         _say(f"the general path runs this network: {reason}")
     return any_network(network, compile), wanted
 
 
 def any_network(network: Network, compile: bool = False) -> General:
-    """The passes for a network on any device: a perceptron's by hand, others' from its loss."""
-    if mlp.fits(network):
-        return mlp.MLP(network)
+    """The passes for a network on any device: a chain's by hand, others' from its loss."""
+    if chain.fits(network):
+        return chain.Chain(network)
     return General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
 
 

@@ -1,0 +1,262 @@
+"""Convolutions and linear layers with ReLUs between them, by hand and of many networks at once: MLPs, La-MAML's network.
+
+Where many small networks are unrolled side by side, as a stream's tasks are, what counts is how many kernels a step has and
+how often the weights are copied. Here each product is one batched product that reads weights and writes gradients where they
+lie, in the stacked vectors; a convolution is a product of the patches of its maps (patches.py), which are channels-last.
+
+Of a layer z = h W' + b, with d for the loss's gradient by z, and a dot for a tangent in the direction mu = (W., b.):
+
+    z. = h. W' + h W.' + b.       d. = (d. W + d W. of the layer above) where h > 0       (H mu) = d.' h + d' h.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recollect.fast.flat import General
+from recollect.fast.patches import Window
+from recollect.nets import Network, Params
+from recollect.unroll import Passes
+
+ALIGNED = 32  # numbers: each network's vector begins where wide loads can
+
+through_relu = (
+    torch.ops.aten.threshold_backward
+)  # (what comes, the ReLU's value, 0): its way back, and its tangent's way on
+
+
+def fits(network: Network) -> bool:
+    """Whether a network is convolutions, a flattening, then linear layers, each with bias and ReLUs between them, and nothing
+    else."""
+    layers = list(network.module) if type(network.module) is nn.Sequential else []
+    kinds = [type(layer) for layer in layers]
+    convolutions = kinds.index(nn.Flatten) // 2 if nn.Flatten in kinds else 0
+    linear = len(layers) // 2 - convolutions
+    expected = [*[nn.Conv2d, nn.ReLU] * convolutions, nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (linear - 1)]
+    names = [f"{n}.{kind}" for n, layer in enumerate(layers) if _weighs(layer) for kind in ("weight", "bias")]
+    return (
+        linear > 0
+        and kinds == expected
+        and all(_plain(layer) for layer in layers)
+        and [name for name, _ in network.module.named_parameters()] == names  # each its own, each with a bias
+        and not any(each._forward_hooks or each._forward_pre_hooks for each in network.module.modules())
+    )
+
+
+def _weighs(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Conv2d | nn.Linear)
+
+
+def _plain(layer: nn.Module) -> bool:
+    """A layer without the options that nobody here has use for."""
+    if isinstance(layer, nn.Flatten):
+        return (layer.start_dim, layer.end_dim) == (1, -1)
+    if not isinstance(layer, nn.Conv2d):
+        return True
+    square = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
+    return square and layer.padding[0] != "s" and layer.groups == 1 and set(layer.dilation) == {1} and (
+        layer.padding_mode == "zeros"
+    )  # fmt: skip
+
+
+class Layer(NamedTuple):
+    """Weights of one layer of all networks, or what belongs to them."""
+
+    weight: Tensor
+    """[S, out, in]"""
+    bias: Tensor
+    """[S, 1, out]"""
+
+
+class Chain(General):
+    """Passes over one network or several, [S, ...]. Inside, a weight's inputs are in the order of channels-last maps."""
+
+    def __init__(self, network: Network):
+        super().__init__(network, Passes(self._gradient, self._adjoint, self._judge))
+        self.stacks = True
+        self.size = sum(shape.numel() for shape in self.shapes.values())
+        """numbers of a network; the rest of its vector is 0"""
+        self.windows: list[Window | None] = []
+        """of each layer, if it is a convolution"""
+        self.inputs: dict[str, tuple[int, ...]] = {}
+        """of each weight, what one output has: channels, and places"""
+        channels, height, width = network.shape
+        for name, layer in network.module.named_children():
+            if isinstance(layer, nn.Conv2d):
+                kernel, stride, padding = (int(pair[0]) for pair in (layer.kernel_size, layer.stride, layer.padding))
+                window = Window(channels, height, width, kernel, stride, padding)
+                self.inputs[f"{name}.weight"] = (channels, kernel * kernel)
+                self.windows.append(window)
+                channels, height, width = layer.out_channels, window.out_height, window.out_width
+            elif isinstance(layer, nn.Linear):
+                after_maps = bool(self.windows) and self.windows[-1] is not None
+                self.inputs[f"{name}.weight"] = (channels, height * width) if after_maps else (layer.in_features, 1)
+                self.windows.append(None)
+
+    def held(self, images: int, adjoint: bool) -> int:
+        """Bytes of a pass: beside the layers' maps their patches."""
+        patches = sum(w.out_height * w.out_width * w.length for w in self.windows if w)
+        return super().held(images, adjoint) + images * patches * 4 * (5 if adjoint else 2)
+
+    def pack(self, params: Params) -> Tensor:
+        inward = {
+            name: p.reshape(len(p), *self.inputs[name]).mT if name in self.inputs else p for name, p in params.items()
+        }
+        return nn.functional.pad(super().pack(inward), (0, -self.size % ALIGNED))
+
+    def _views(self, vector: Tensor) -> Params:
+        found = super()._views(vector[: self.size])
+        for name, inputs in self.inputs.items():
+            found[name] = found[name].reshape(-1, *inputs[::-1]).mT.reshape(self.shapes[name])
+        return found
+
+    def _gradient(self, params: Params, images: Tensor, labels: Tensor) -> Params:
+        return self._views(self.gradient(self.pack(params), images, labels))
+
+    def _judge(self, params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
+        slope, value = self.judge(self.pack(params), images, labels)
+        return self._views(slope), value
+
+    def _adjoint(self, params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
+        curvature, by_images = self.adjoint(self.pack(params), images, labels, self.pack(mu))
+        return self._views(curvature), by_images
+
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        return self.gradients(vector[None], images[None], labels[None], total)[0]
+
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+        slope, value = self.judges(vector[None], images[None], labels[None], total)
+        return slope[0], value[0]
+
+    def adjoint(
+        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None], total)
+        return curvature[0], by_images[0]
+
+    @torch.no_grad()
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        layers = self._layers(vectors)
+        seen, alive, logits = self._forward(layers, images)
+        return self._slopes(vectors, layers, seen, alive, _by_logits(logits.softmax(-1), labels, total))
+
+    @torch.no_grad()
+    def judges(
+        self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        count = len(vectors)
+        images = images.expand(count, *images.shape[-4:])  # they may be the same for all
+        labels = labels.expand(count, labels.shape[-1])
+        layers = self._layers(vectors)
+        seen, alive, logits = self._forward(layers, images)
+        logs = logits.log_softmax(-1)
+        value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / (total or labels.shape[1])
+        return self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels, total)), value
+
+    @torch.no_grad()
+    def adjoints(
+        self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        layers, moves = self._layers(vectors), self._layers(mu)
+        seen, alive, logits = self._forward(layers, images)
+        seen_dots, dot = self._tangents(layers, moves, seen, alive)
+        chances = logits.softmax(-1)
+        back = _by_logits(chances, labels, total)
+        moved = chances * dot
+        back_dot = (moved - chances * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])
+        found, slopes = self._empty(vectors)
+        for number in reversed(range(1, len(layers))):
+            layer, move, slope, below = layers[number], moves[number], slopes[number], alive[number - 1]
+            torch.bmm(back_dot.mT, seen[number], out=slope.weight)
+            slope.weight.baddbmm_(back.mT, seen_dots[number])
+            torch.sum(back_dot, 1, keepdim=True, out=slope.bias)
+            back_dot = torch.bmm(back_dot, layer.weight).baddbmm_(back, move.weight)
+            back_dot = through_relu(self._gather(number, back_dot), below, 0)
+            back = through_relu(self._gather(number, torch.bmm(back, layer.weight)), below, 0)
+        torch.bmm(back_dot.mT, seen[0], out=slopes[0].weight)
+        torch.sum(back_dot, 1, keepdim=True, out=slopes[0].bias)
+        by_seen = torch.bmm(back_dot, layers[0].weight).baddbmm_(back, moves[0].weight)
+        return found, self._leave(self._gather(0, by_seen), images)
+
+    def _layers(self, vectors: Tensor) -> list[Layer]:
+        """Views into the vectors."""
+        shapes = list(self.shapes.values())
+        pieces = vectors[:, : self.size].split([shape.numel() for shape in shapes], 1)
+        pairs = zip(shapes[::2], pieces[::2], pieces[1::2], strict=True)
+        return [Layer(weight.unflatten(1, (shape[0], -1)), bias[:, None]) for shape, weight, bias in pairs]
+
+    def _empty(self, like: Tensor) -> tuple[Tensor, list[Layer]]:
+        """Vectors to write gradients to."""
+        found = torch.empty_like(like)
+        found[:, self.size :] = 0
+        return found, self._layers(found)
+
+    # maps are rows of channels, [S, B H W, C]; so is what a linear layer sees, [S, B, in]
+
+    def _enter(self, images: Tensor) -> Tensor:
+        return images.movedim(2, -1).flatten(1, 3) if self.windows[0] else images.flatten(2)
+
+    def _leave(self, rows: Tensor, images: Tensor) -> Tensor:
+        """The same way back, to what `images` is like."""
+        if not self.windows[0]:
+            return rows.view(images.shape)
+        count, batch, channels, height, width = images.shape
+        return rows.reshape(count, batch, height, width, channels).movedim(-1, 2)
+
+    def _spread(self, number: int, rows: Tensor) -> Tensor:
+        """What a layer sees of the rows below it."""
+        if window := self.windows[number]:
+            maps = rows.reshape(-1, window.height, window.width, window.channels)
+            return window.spread(maps).reshape(len(rows), -1, window.length)
+        return rows.view(len(rows), -1, prod(list(self.inputs.values())[number]))
+
+    def _gather(self, number: int, seen: Tensor) -> Tensor:
+        """Its transpose, for gradients."""
+        if window := self.windows[number]:
+            patches = seen.view(-1, window.out_height, window.out_width, window.length)
+            return window.gather(patches).reshape(len(seen), -1, window.channels)
+        return seen.reshape(len(seen), -1, list(self.inputs.values())[number][0]) if number else seen
+
+    def _forward(self, layers: list[Layer], images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """What each layer sees, what each ReLU gives, and the logits."""
+        seen, alive, rows = [], [], self._enter(images)
+        for number, layer in enumerate(layers):
+            if number:
+                alive.append(rows.relu_())
+            seen.append(self._spread(number, rows))
+            rows = torch.baddbmm(layer.bias, seen[-1], layer.weight.mT)
+        return seen, alive, rows
+
+    def _tangents(
+        self, layers: list[Layer], moves: list[Layer], seen: list[Tensor], alive: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Of what each layer sees, but the first: images have none, and their place is not read; and of the logits."""
+        dots, rows = [seen[0]], seen[0]
+        for number, (layer, move) in enumerate(zip(layers, moves, strict=True)):
+            if number:
+                dots.append(self._spread(number, through_relu(rows, alive[number - 1], 0)))
+            rows = torch.baddbmm(move.bias, seen[number], move.weight.mT)
+            if number:
+                rows.baddbmm_(dots[number], layer.weight.mT)
+        return dots, rows
+
+    def _slopes(
+        self, vectors: Tensor, layers: list[Layer], seen: list[Tensor], alive: list[Tensor], back: Tensor
+    ) -> Tensor:
+        """The gradient by all weights, from that by the logits."""
+        found, slopes = self._empty(vectors)
+        for number in reversed(range(len(layers))):
+            torch.bmm(back.mT, seen[number], out=slopes[number].weight)
+            torch.sum(back, 1, keepdim=True, out=slopes[number].bias)
+            if number:
+                below = self._gather(number, torch.bmm(back, layers[number].weight))
+                back = through_relu(below, alive[number - 1], 0)
+        return found
+
+
+def _by_logits(chances: Tensor, labels: Tensor, total: int | None) -> Tensor:
+    """The gradient of the mean cross-entropy."""
+    right = labels[..., None] == torch.arange(chances.shape[-1], device=labels.device)
+    return (chances - right.to(chances)) / (total or labels.shape[1])

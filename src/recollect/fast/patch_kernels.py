@@ -1,0 +1,75 @@
+"""patches.py in Triton: one number of the result for each place, whatever it takes to find it."""
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from recollect.fast.patches import Window
+
+BLOCK = 1024
+
+
+def spread(maps: Tensor, patches: Tensor, window: "Window") -> None:
+    _launch(_spread, patches.numel(), maps, patches, window)
+
+
+def gather(patches: Tensor, maps: Tensor, window: "Window") -> None:
+    _launch(_gather, maps.numel(), patches, maps, window)
+
+
+def _launch(kernel, count: int, given: Tensor, found: Tensor, window: "Window") -> None:
+    if count:
+        kernel[(triton.cdiv(count, BLOCK),)](
+            given, found, count, window.height, window.width, window.out_height, window.out_width, window.channels,
+            window.kernel, window.stride, window.padding, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _spread(
+    maps, patches, count, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, C: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """patches[n, a, b, i, j, c] = maps[n, a STRIDE + i - PADDING, b STRIDE + j - PADDING, c], or 0 outside"""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    c = at % C
+    j = at // C % K
+    i = at // (C * K) % K
+    b = at // (C * K * K) % OUT_W
+    a = at // (C * K * K * OUT_W) % OUT_H
+    n = at // (C * K * K * OUT_W * OUT_H)
+    h = a * STRIDE + i - PADDING
+    w = b * STRIDE + j - PADDING
+    seen = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    value = tl.load(maps + ((n * H + h) * W + w) * C + c, mask=seen, other=0.0)
+    tl.store(patches + at, value, mask=inside)
+
+
+@triton.jit
+def _gather(
+    patches, maps, count, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, C: tl.constexpr,
+    K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """maps[n, h, w, c] = the sum of patches[n, a, b, i, j, c] over all a, b, i, j that look at h, w"""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    c = at % C
+    w = at // C % W
+    h = at // (C * W) % H
+    n = at // (C * W * H)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(K):
+        down = h + PADDING - i
+        a = down // STRIDE
+        rows = inside & (down >= 0) & (down % STRIDE == 0) & (a < OUT_H)
+        for j in tl.static_range(K):
+            right = w + PADDING - j
+            b = right // STRIDE
+            seen = rows & (right >= 0) & (right % STRIDE == 0) & (b < OUT_W)
+            place = ((((n * OUT_H + a) * OUT_W + b) * K + i) * K + j) * C + c
+            total += tl.load(patches + place, mask=seen, other=0.0)
+    tl.store(maps + at, total, mask=inside)
