@@ -2,15 +2,10 @@
 
     python experiments/continual_recipe.py rotations --root DATA --out experiments/continual-recipe.json [--tasks 10]
     python experiments/continual_recipe.py rotations --root DATA --bounds --out experiments/continual-recipe.json
-    python experiments/continual_recipe.py rotations --root DATA --check
 
 A row distils a few tasks of the stream, the buffer of each as it would be in the whole of it, and trains fresh networks on
 their memories. Rows that the file already holds are not run again. --bounds: networks on all images of a task, and on its
-share of real ones. --check: that the shortcut below gives what the library gives.
-
-The shortcut. Recalled images are combinations of K bases B, so what the inner loop adds to the first layer's weights of an MLP
-is B'D, and the loop needs only D (K numbers for each hidden unit, in the place of 784) and the products B B': the same
-metagradient, to rounding, at a fraction of the arithmetic.
+share of real ones.
 """
 
 import argparse
@@ -23,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 import recollect
 from recollect.config import Recipe
@@ -108,16 +101,12 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bounds", action="store_true")
-    parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     name, seed = arguments.stream, arguments.seed
     images = recollect.load(DATASETS[name], root=arguments.root)
     protocol = replace(STREAMS[name], on="validation", use_validation=False)
-    if arguments.check:
-        check(images, replace(protocol, **BASE | {"inner_per_class": 5, "outer_optimiser": "sgd"}), JUDGED[name])
-        return
     rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
     if arguments.bounds:
         rows = [(JUDGED[name], "all-data"), (JUDGED[name], "gdumb")]
@@ -137,9 +126,6 @@ def main() -> None:
             found: dict[str, Any] = {"settings": BASE | row}
             try:
                 found |= measure(Stream(images, config, seed), config, tasks, arguments.networks)
-                found["library, CPU seconds an outer step"] = library_seconds(
-                    Stream(images, config, seed), config, tasks
-                )
             except recollect.RecollectError as error:
                 found |= {"validation": {}, "failed": str(error)}
         found |= {"seed": seed, "tasks": list(tasks), "networks": arguments.networks, "environment": where()}
@@ -160,13 +146,13 @@ def line(found: dict[str, Any]) -> str:
     ]
     if not parts:
         return found["failed"]
-    return "; ".join(parts) + f"; loss {found.get('loss of the last tenth', 0):.3f}; {found['CPU seconds']:.0f} s"
+    return "; ".join(parts) + f"; {found['CPU seconds']:.0f} s"
 
 
 def measure(stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int) -> dict[str, Any]:
     """Distil, and judge the memories by networks trained for one, two and four times the unroll's length."""
     began, on_the_wall = time.process_time(), time.perf_counter()
-    compressor = LowRank(stream, config, tasks)
+    compressor = Compressor(stream, config, tasks)
     for batches in zip(*(stream.task(task) for task in tasks), strict=True):
         compressor.observe(batches)
     seconds, wall = time.process_time() - began, time.perf_counter() - on_the_wall
@@ -178,7 +164,6 @@ def measure(stream: Stream, config: ContinualConfig, tasks: Sequence[int], netwo
         found[f"{steps} steps"] = judge(stream, config, tasks, parts, recipe, networks)
     return {
         "validation": found,
-        "loss of the last tenth": sum(compressor.losses[-(compressor.step // 10) :]) / (compressor.step // 10),
         "skipped": int(compressor.skipped.sum()),
         "outer steps": compressor.step,
         "CPU seconds": seconds,
@@ -221,109 +206,6 @@ def bound(stream: Stream, config: ContinualConfig, tasks: Sequence[int], network
     recipe = Recipe(config.network, epochs, config.data_batch, config.data_lr, 0.9)
     found = judge(stream, config, tasks, parts, recipe, networks)
     return {"validation": {f"{epochs} passes": found}, "CPU seconds": time.process_time() - began}
-
-
-def library_seconds(stream: Stream, config: ContinualConfig, tasks: Sequence[int]) -> float:
-    """What an outer step of one task costs without the shortcut."""
-    compressor = Compressor(stream, replace(config, outer_per_batch=1), tasks[:1])
-    seconds = []
-    for batch, _ in zip(stream.task(tasks[0]), range(3), strict=False):
-        began = time.process_time()
-        compressor.observe([batch])
-        seconds.append(time.process_time() - began)
-    return min(seconds)
-
-
-def check(images: recollect.Images, config: ContinualConfig, tasks: Sequence[int]) -> None:
-    """One outer step by the shortcut and by the library."""
-    moved = []
-    for kind in (Compressor, LowRank):
-        config = replace(config, outer_per_batch=2, networks_per_step=2)
-        stream = Stream(images, config)
-        compressor = kind(stream, config, tasks)
-        before = [tensor.clone() for tensor in compressor.learned]
-        compressor.observe([next(iter(stream.task(task))) for task in tasks])
-        moved.append([now.detach() - then for now, then in zip(compressor.learned, before, strict=True)])
-    for ours, theirs in zip(*moved, strict=True):
-        print(f"largest difference {float((ours - theirs).abs().max()):.1e} of {float(theirs.abs().max()):.1e}")
-
-
-class LowRank(Compressor):
-    """The same compressor for the streams' MLP (784-256-256-classes), its unroll as the module's docstring says."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.losses: list[float] = []
-        """on the queries, one for each outer step"""
-
-    def _outer_step(self, batches: Sequence[Batch]) -> None:
-        config, copies = self.config, self.config.networks_per_step
-        assert config.network == "mlp"
-        assert config.bridge == "full"
-        assert config.augment == "none"
-        starts = [self._start(task, copy) for task in self.tasks for copy in range(copies)]
-        pixels, truth = (part.repeat_interleave(copies, 0) for part in self._query(batches))
-        bases, addressing = (tensor.requires_grad_() for tensor in self.learned)
-        size = self.stream.shape[1:]
-        upsampled = bases.flatten(0, 1)
-        if upsampled.shape[-2:] != size:
-            upsampled = F.interpolate(upsampled, size=size, mode="bilinear", align_corners=False)
-        upsampled = upsampled.flatten(1).unflatten(0, bases.shape[:2]).repeat_interleave(copies, 0)  # [S, K, 784]
-        coefficients = addressing.transpose(1, 2).flatten(1, 2).repeat_interleave(copies, 0)  # [S, N, K]
-        labels = torch.arange(self.classes).repeat_interleave(self.size.matrices)
-        loss = self._unrolled(upsampled, coefficients, labels, starts, pixels.flatten(2), truth)
-        gradients = torch.autograd.grad(loss / copies, (bases, addressing))
-        self.losses.append(float(loss) / len(starts))
-        with torch.no_grad():
-            self._update(gradients)
-        self.step += 1
-
-    def _unrolled(
-        self, bases: Tensor, coefficients: Tensor, labels: Tensor, starts: Sequence, pixels: Tensor, truth: Tensor
-    ) -> Tensor:
-        """The sum over inner networks of their losses on their queries, differentiable by bases and coefficients."""
-        config = self.config
-        fixed, bias, *rest = (
-            torch.stack([start.params[name].T if "weight" in name else start.params[name][None] for start in starts])
-            for name in starts[0].params
-        )
-        params = [fixed.new_zeros(len(starts), bases.shape[1], fixed.shape[2]), bias, *rest]
-        speed = [torch.zeros_like(p) for p in params]
-        projected, gram = bases @ fixed, bases @ bases.transpose(1, 2)
-        rows = torch.stack([start.batches for start in starts], 1)  # [T, S, B]
-        everything = rows.shape[2] == len(labels)
-        first = config.inner_steps - (config.window or config.inner_steps)
-        one_hot = F.one_hot(labels, self.classes).to(bases)
-        for t in range(config.inner_steps):
-            with torch.set_grad_enabled(t >= first):
-                if everything:
-                    seen, wanted = coefficients, one_hot
-                else:
-                    seen = coefficients.gather(1, rows[t][..., None].expand(-1, -1, coefficients.shape[2]))
-                    wanted = one_hot[rows[t]]
-                gradient = _gradient(params, seen, wanted, projected, gram)
-                speed = [torch.add(g, v, alpha=config.inner_momentum) for g, v in zip(gradient, speed, strict=True)]
-                params = [torch.add(p, v, alpha=-config.inner_lr) for p, v in zip(params, speed, strict=True)]
-        d, b1, w2, b2, w3, b3 = params
-        hidden = F.relu(pixels @ fixed + (pixels @ bases.transpose(1, 2)) @ d + b1)
-        logits = F.relu(hidden @ w2 + b2) @ w3 + b3
-        return F.cross_entropy(logits.flatten(0, 1), truth.flatten(), reduction="sum") / truth.shape[1]
-
-
-def _gradient(params: list[Tensor], seen: Tensor, wanted: Tensor, projected: Tensor, gram: Tensor) -> list[Tensor]:
-    """Of the mean cross-entropy, by hand: of D and of the five tensors after it."""
-    d, b1, w2, b2, w3, b3 = params
-    z1 = seen @ (projected + gram @ d) + b1
-    h1 = F.relu(z1)
-    z2 = h1 @ w2 + b2
-    h2 = F.relu(z2)
-    e3 = ((h2 @ w3 + b3).softmax(-1) - wanted) / seen.shape[1]
-    e2 = (e3 @ w3.transpose(1, 2)) * (z2 > 0)
-    e1 = (e2 @ w2.transpose(1, 2)) * (z1 > 0)
-    found = []
-    for inputs, errors in ((seen, e1), (h1, e2), (h2, e3)):
-        found += [inputs.transpose(1, 2) @ errors, errors.sum(1, keepdim=True)]
-    return found
 
 
 if __name__ == "__main__":

@@ -98,6 +98,24 @@ def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, ki
         assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatch):
+    """The same memories to rounding, on a CPU and by a GPU's engine, with fewer tasks side by side in the end too."""
+    config, found = replace(KINDS[kind], networks_per_step=2), []
+    for switch in (lambda: None, engine):
+        switch()
+        for pays in (False, True):
+            asked = []
+            monkeypatch.setattr(
+                compress.span, "pays", lambda *given, pays=pays, asked=asked: asked.append(given) or pays
+            )
+            found += [distilled(toy_images, config, [0, 1]) + distilled(toy_images, config, [1])]
+            assert asked[0][1] == len(found[0][0].bases)
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
 def test_the_engine_does_the_network_of_la_maml_too(toy_images, engine):
     config = replace(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
     expected = distilled(toy_images, config, [0, 1])

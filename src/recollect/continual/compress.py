@@ -23,8 +23,8 @@ from recollect.data import augment
 from recollect.distill import BACK, JUMP, MOST_SKIPS, WILD
 from recollect.distill import _initialise as initialise
 from recollect.errors import RecollectError
-from recollect.fast import Compute
-from recollect.fast.engine import Start
+from recollect.fast import Compute, span
+from recollect.fast.engine import Engine, Start
 from recollect.header import Header
 from recollect.memory import Memory, recall
 from recollect.nets import Network, Shape
@@ -96,11 +96,17 @@ class Unroller:
         self.network = network
         self.engine = fast.fastest(network, device, compute) if device.startswith("cuda") else None
         self.passes = fast.any_network(network).passes
+        self.spanned: dict[int, Engine] = {}
+        """of so many bases"""
 
     def __call__(
-        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], **options: Any
-    ) -> Tensor:
-        """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]"""
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """[S, N, C, H, W] in the span of [S, K, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images,
+        [S, N, C, H, W]"""
+        if span.pays(self.network, bases.shape[1]) and not starts[0].augment:
+            return self._in_coordinates(starts, images, labels, query, bases, **options)
         if self.engine:
             found = self.engine.together(starts, images, labels, query, **options, weights=False)
         else:
@@ -112,6 +118,24 @@ class Unroller:
                 for k, start in enumerate(starts)
             ]  # fmt: skip
         return torch.stack([each.images for each in found])
+
+    def _in_coordinates(
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
+        **options: Any,
+    ) -> Tensor:  # fmt: skip
+        count = bases.shape[1]
+        if count not in self.spanned:
+            self.spanned[count] = Engine(
+                span.Spanned(self.network, count), self.engine.compute if self.engine else "fp32"
+            )
+        step = len(starts) if self.engine else 1  # one by one a CPU gives the same bytes, whoever is beside it
+        places = [slice(first, first + step) for first in range(0, len(starts), step)]
+        return torch.cat([
+            span.by_images(
+                self.spanned[count], starts[at], images[at], labels[at], (query[0][at], query[1][at]), bases[at], **options
+            )
+            for at in places
+        ])  # fmt: skip
 
 
 @lru_cache(maxsize=2)
@@ -182,9 +206,12 @@ class Compressor:
         recalled = vmap(recall, (0, 0, None, None))(
             bases, addressing, queries, self.stream.shape[1:]
         )  # [G, N, C, H, W]
+        one = torch.eye(self.size.bases, device=self.device)
+        whole = vmap(lambda tensor: recall(tensor, one[None], one, self.stream.shape[1:]))(bases)  # [G, K, C, H, W]
         labels = torch.arange(self.classes, device=self.device).repeat_interleave(self.size.matrices)
         by_images = self.unroll(
             starts, recalled.detach().repeat_interleave(copies, 0), labels.expand(len(starts), -1), (pixels, truth),
+            whole.detach().repeat_interleave(copies, 0),
             lr=config.inner_lr, momentum=config.inner_momentum, bridge=config.bridge, window=config.window,
         )  # fmt: skip
         gradients = torch.autograd.grad(recalled, (bases, addressing), by_images.unflatten(0, (-1, copies)).mean(1))

@@ -140,7 +140,7 @@ class Chain(General):
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
-        return self._slopes(vectors, layers, seen, alive, _by_logits(logits.softmax(-1), labels, total))
+        return self._slopes(vectors, layers, seen, alive, _by_logits(logits.softmax(-1), labels, total))[0]
 
     @torch.no_grad()
     def judges(
@@ -153,7 +153,12 @@ class Chain(General):
         seen, alive, logits = self._forward(layers, images)
         logs = logits.log_softmax(-1)
         value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / (total or labels.shape[1])
-        return self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels, total)), value
+        slope, back = self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels, total))
+        return self._judged(slope, back), value
+
+    def _judged(self, slope: Tensor, back: Tensor) -> Tensor:
+        """The gradient by all weights, as the adjoint begins with it; `back` is that by the first layer's products."""
+        return slope
 
     @torch.no_grad()
     def adjoints(
@@ -178,7 +183,11 @@ class Chain(General):
         torch.bmm(back_dot.mT, seen[0], out=slopes[0].weight)
         torch.sum(back_dot, 1, keepdim=True, out=slopes[0].bias)
         by_seen = torch.bmm(back_dot, layers[0].weight).baddbmm_(back, moves[0].weight)
-        return found, self._leave(self._gather(0, by_seen), images)
+        return found, self._by_images(by_seen, back_dot, back, mu, images)
+
+    def _by_images(self, by_seen: Tensor, back_dot: Tensor, back: Tensor, mu: Tensor, images: Tensor) -> Tensor:
+        """The gradient by what was given, from that by what the first layer sees."""
+        return self._leave(self._gather(0, by_seen), images)
 
     def _layers(self, vectors: Tensor) -> list[Layer]:
         """Views into the vectors."""
@@ -226,8 +235,11 @@ class Chain(General):
             if number:
                 alive.append(rows.relu_())
             seen.append(self._spread(number, rows))
-            rows = torch.baddbmm(layer.bias, seen[-1], layer.weight.mT)
+            rows = torch.baddbmm(layer.bias if number else self._first_bias(layer, images), seen[-1], layer.weight.mT)
         return seen, alive, rows
+
+    def _first_bias(self, layer: Layer, images: Tensor) -> Tensor:
+        return layer.bias
 
     def _tangents(
         self, layers: list[Layer], moves: list[Layer], seen: list[Tensor], alive: list[Tensor]
@@ -244,8 +256,8 @@ class Chain(General):
 
     def _slopes(
         self, vectors: Tensor, layers: list[Layer], seen: list[Tensor], alive: list[Tensor], back: Tensor
-    ) -> Tensor:
-        """The gradient by all weights, from that by the logits."""
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient by all weights, from that by the logits; and that by the first layer's products."""
         found, slopes = self._empty(vectors)
         for number in reversed(range(len(layers))):
             torch.bmm(back.mT, seen[number], out=slopes[number].weight)
@@ -253,7 +265,7 @@ class Chain(General):
             if number:
                 below = self._gather(number, torch.bmm(back, layers[number].weight))
                 back = through_relu(below, alive[number - 1], 0)
-        return found
+        return found, back
 
 
 def _by_logits(chances: Tensor, labels: Tensor, total: int | None) -> Tensor:

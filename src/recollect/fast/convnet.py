@@ -93,7 +93,7 @@ def unfit(network: Network) -> str | None:
 class ConvNet:
     """The passes of a ConvNet in one precision: "bf16", or "tf32" and "fp32" on float32 tensors."""
 
-    stacks = False
+    stacks, splits = False, True
     benchmark = True  # let the library try its convolutions: they are few, and run many times
 
     def __init__(self, network: Network, precision: str):

@@ -116,7 +116,7 @@ class Engine:
                     )
             except torch.OutOfMemoryError:
                 largest = self.most or max(batch, query[1].shape[-1])
-                if largest == 1:
+                if largest == 1 or not self.flat.splits:
                     raise
                 self._split(-(-largest // 2))
         return self.plans[key].run(starts, images, labels, query, weights)

@@ -23,6 +23,8 @@ class Flat(Protocol):
     """whether the library should try out its convolutions, which takes memory"""
     stacks: bool
     """whether it is Stacking, and that pays"""
+    splits: bool
+    """whether a batch may be passed in pieces"""
 
     def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
@@ -48,6 +50,7 @@ class General:
     """The passes of unroll.py, eager or compiled, for any network."""
 
     benchmark = False
+    splits = True
 
     def __init__(self, network: Network, passes: Passes):
         self.network, self.passes = network, passes
@@ -127,6 +130,7 @@ class Pieces:
     """The same passes over at most `most` images at a time: exact, since no image's norm looks at another image."""
 
     stacks = False
+    splits = True
 
     def __init__(self, flat: Flat, most: int):
         self.flat, self.most, self.network, self.benchmark = flat, most, flat.network, flat.benchmark
