@@ -5,7 +5,8 @@
 The classes are dealt into tasks of `--ways`, each distilled alone to the floats of one image per class, all with the
 preprocessing of the whole dataset. A test task is k tasks, drawn at random, and one class of each: a fresh network is trained
 on what the memories recall of them, on random real images of the same floats (one per class), and on all the training
-images. Everything is resumed where it was killed: whole memories are kept, and every `--group` trainings are written.
+images. Everything is resumed where it was killed: whole memories are kept, and every `--group` trainings are written. Several
+processes may share the distilling (--only 0 1 2 3 4, and so on) before one does the rest.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import ast
 import shlex
 import statistics
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from recollect.seeds import seeded
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
-NOT_SETTINGS = ("root", "out", "memories", "group", "together")  # where and how, but not what
+NOT_SETTINGS = ("root", "out", "memories", "group", "together", "only")  # where and how, but not what
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--on", choices=["test", "validation"], default="test")
     parser.add_argument("--group", type=int, default=100, help="trainings at a time")
     parser.add_argument("--together", type=int, default=5, help="distillations that share a GPU at a time")
+    parser.add_argument("--only", type=int, nargs="+", help="distil these tasks, and stop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
@@ -68,9 +69,14 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
+    if given.only:
+        distil_all(images, tasks, config, preprocess, given.memories, given.only, given.together)
+        return
     settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
     found = _begun(given.out, settings, arguments)
-    memories = distil_all(images, tasks, config, preprocess, given.memories, found, given.out, given.together)
+    every = list(range(len(tasks)))
+    memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
+    found["distilled"] = [read_json(path) for path in sorted(given.memories.glob("task-*.json"))]
     recipe = memory_recipe(memories[0])
     recipe = replace(recipe, epochs=given.epochs or recipe.epochs, batch=given.batch or recipe.batch)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
@@ -114,7 +120,7 @@ def _begun(out: Path, settings: dict[str, Any], arguments: list[str] | None) -> 
             raise RecollectError(f"{out} was begun with other settings: give another --out")
         return found
     command = shlex.join(["python", "experiments/compose.py", *(sys.argv[1:] if arguments is None else arguments)])
-    return {"command": command, "settings": settings, "environment": environment(), "distilled": {}, "rows": {}}
+    return {"command": command, "settings": settings, "environment": environment(), "rows": {}}
 
 
 # --- memories --------------------------------------------------------------------------------------------------------
@@ -146,12 +152,10 @@ def distil_all(
     config: DistillConfig,
     preprocess: Preprocess,
     folder: Path,
-    found: dict,
-    out: Path,
+    numbers: list[int],
     together: int,
 ) -> list[Memory]:
-    """One memory for each task, from its file where there is one; on a GPU some at the same time."""
-    writing = threading.Lock()
+    """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time."""
 
     def one(number: int) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
@@ -164,9 +168,8 @@ def distil_all(
                 memory = distill(of_task, decided, preprocess=preprocess, progress=told)
             memory.save(path)
             minutes = (time.perf_counter() - began) / 60
-            with writing:
-                found["distilled"][path.name] = {"classes": task, "floats": memory.floats, "minutes": minutes}
-                write_json(out, found)
+            told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
+            write_json(path.with_suffix(".json"), told)
         memory = Memory.load(path)
         if memory.header.made["config"] != to_json(decided) or memory.class_names != tuple(task):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
@@ -174,7 +177,7 @@ def distil_all(
         return memory
 
     with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
-        return list(pool.map(one, range(len(tasks))))
+        return list(pool.map(one, numbers))
 
 
 def show(name: str, line: dict[str, Any]) -> None:

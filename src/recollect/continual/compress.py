@@ -171,6 +171,7 @@ class Compressor:
         self.mean, self.square = ([torch.zeros_like(tensor) for tensor in self.learned] for _ in range(2))
         self.norm, self.taken, self.skipped, self.in_a_row = (torch.zeros(len(tasks), device=device) for _ in range(4))
         """of each task: running mean of the gradient's norm; outer steps taken, skipped, skipped in a row"""
+        self.everything = torch.arange(self.classes * self.size.matrices, device=device).expand(config.inner_steps, -1)
         self.step, self.seen = 0, 0  # outer steps; batches
 
     def _first(self, task: int) -> tuple[Tensor, Tensor]:
@@ -224,7 +225,7 @@ class Compressor:
         steps, matrices, each = self.config.inner_steps, self.size.matrices, self.config.inner_per_class
         generator = seeded(self.stream.seed, INNER, task, self.step, copy)
         params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
-        rows = torch.arange(self.classes * matrices).expand(steps, -1)  # [T, B]
+        rows = self.everything  # [T, B]
         if each < matrices:
             picks = torch.rand(steps, self.classes, matrices, generator=generator).argsort(-1)[..., :each]
             rows = (picks + torch.arange(self.classes)[:, None] * matrices).flatten(1)
