@@ -40,7 +40,9 @@ from recollect.seeds import seeded
 
 PRETRAINING = recollect.Recipe(epochs=100, batch=128)
 MEMORY = {"bases": 64, "matrices": 16}
-ASKED = {"query": "images", "query_form": "chances", "encoder_lr": 1e-4}
+ASKED = {
+    "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+}  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
 
 Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]

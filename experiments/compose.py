@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
-from recollect.config import to_json
+from recollect.config import from_json
 from recollect.distill import find_device, resolve, training_split
 from recollect.evaluate import accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
@@ -68,15 +68,19 @@ def main(arguments: list[str] | None = None) -> None:
     config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(_setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
-    preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
+    made = sorted(given.memories.glob("task-*.safetensors"))
+    fitted = Preprocess.fit(training_split(images, config).images, kind, device) if not made else None
+    preprocess = fitted or Memory.load(made[0]).preprocess()
     if given.only:
+        if wrong := [number for number in given.only if number not in range(len(tasks))]:
+            raise RecollectError(f"there is no task {wrong[0]}: give some of 0 to {len(tasks) - 1}")
         distil_all(images, tasks, config, preprocess, given.memories, given.only, given.together)
         return
     settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
     found = _begun(given.out, settings, arguments)
     every = list(range(len(tasks)))
     memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
-    found["distilled"] = [read_json(path) for path in sorted(given.memories.glob("task-*.json"))]
+    found["distilled"] = {path.stem: read_json(path) for path in sorted(given.memories.glob("task-*.json"))}
     recipe = memory_recipe(memories[0])
     recipe = replace(recipe, epochs=given.epochs or recipe.epochs, batch=given.batch or recipe.batch)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
@@ -163,16 +167,20 @@ def distil_all(
         decided = replace(resolve(config, of_task), seed=config.seed + number)
         if not path.exists():
             began = time.perf_counter()
-            told = partial(show, f"task {number + 1} of {len(tasks)}")
+            progress = partial(show, f"task {number + 1} of {len(tasks)}")
             with torch.cuda.stream(torch.cuda.Stream() if decided.device != "cpu" else None):
-                memory = distill(of_task, decided, preprocess=preprocess, progress=told)
-            memory.save(path)
+                memory = distill(of_task, decided, preprocess=preprocess, progress=progress)
             minutes = (time.perf_counter() - began) / 60
             told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
+            folder.mkdir(parents=True, exist_ok=True)
             write_json(path.with_suffix(".json"), told)
+            memory.save(path)
         memory = Memory.load(path)
-        if memory.header.made["config"] != to_json(decided) or memory.class_names != tuple(task):
+        settings = from_json(DistillConfig, memory.header.made["config"], path)
+        if (settings, memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
+        if memory.header.preprocessing != preprocess.to_json():
+            raise RecollectError(f"{path} was made with other preprocessing than the first: delete it")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 

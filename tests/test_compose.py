@@ -467,7 +467,7 @@ def rewritten(classifier: Classifier, path: Path, tensors: dict | None = None, *
         ({"preprocessing": {"mean": [0.5]}}, "preprocessing .* is damaged"),
         ({"preprocessing": {"mean": [0.5] * 3, "std": [1] * 3, "zca": None}}, "its preprocessing is not for its images"),
         ({"preprocessing": {"mean": [0.5], "std": [1], "zca": {"file": "zca.safetensors"}}}, "whitening file zca.saf"),
-        ({"recipe": {}}, "recipe lacks the setting 'network'"),
+        ({"recipe": {}}, "its tensors are not those of convnet"),
         ({"surprise": 1}, "unknown setting in .* 'surprise'"),
     ],
 )  # fmt: skip
@@ -711,8 +711,8 @@ def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
     tiny = "network=mlp:width=8 outer_steps=2 inner_steps=2 window=None bases=2 real_per_class=5"
     options = f"digits --ways 2 --count 5 --group 2 --epochs 3 --full-epochs 1 --device cpu --set {tiny}"
 
-    def run(name: str) -> dict:
-        experiment.main(shlex.split(f"{options} --out {tmp_path / name}.json --memories {tmp_path / name}"))
+    def run(name: str, more: str = "") -> dict:
+        experiment.main(shlex.split(f"{options} --out {tmp_path / name}.json --memories {tmp_path / name} {more}"))
         return json.loads((tmp_path / f"{name}.json").read_text())
 
     whole = run("whole")
@@ -720,6 +720,13 @@ def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
     assert list(whole["rows"]) == [f"{ways}-way, {kind}" for ways in (2, 5) for kind in kinds]
     assert {row["n"] for row in whole["rows"].values()} == {5}
     assert len(whole["distilled"]) == 5
+
+    with pytest.raises(FileNotFoundError):  # a process that distils two of the tasks writes nothing else
+        run("part", "--only 3 1")
+    assert {path.stem for path in (tmp_path / "part").iterdir()} == {"task-01", "task-03"}
+    for wrong in (5, -1):
+        with pytest.raises(RecollectError, match=f"there is no task {wrong}: give some of 0 to 4"):
+            run("part", f"--only {wrong}")
 
     measure, steps = experiment.measure, itertools.count()
     monkeypatch.setattr(experiment, "measure", lambda *rest: 1 / 0 if next(steps) == 4 else measure(*rest))

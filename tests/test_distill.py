@@ -355,6 +355,15 @@ def test_resume_wants_the_same_config_and_data(tmp_path):
         distill(toy(seed=5), CONFIG, run=tmp_path / "run", resume=True)
 
 
+def test_a_run_that_is_older_than_a_setting(tmp_path):
+    whole = distill(toy(), CONFIG, run=tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    written = json.loads(path.read_text())
+    del written["distill"]["query_form"]
+    path.write_text(json.dumps(written))
+    assert torch.equal(distill(toy(), CONFIG, run=tmp_path / "run", resume=True).bases, whole.bases)
+
+
 @pytest.mark.parametrize(
     ("clips", "limit"), [((0.0, 0.0), None), ((0.0, 1e-4), 1e-4), ((0.2, 0.0), 0.2), ((0.2, 1e-4), 1e-4)]
 )

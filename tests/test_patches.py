@@ -6,8 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from recollect import unroll
 from recollect.fast import patches
+from recollect.fast.chain import Chain
+from recollect.fast.engine import Engine
 from recollect.fast.patches import Window
+from recollect.nets import Network
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -42,9 +46,34 @@ def test_there_and_back(kind, size, kernel, stride, padding):
     assert torch.allclose(back, expected, atol=1e-5)
 
 
+def test_a_network_s_passes_by_the_kernels(monkeypatch):
+    """La-MAML's network in float32, one captured step after another, against float64."""
+    pytest.importorskip("triton")
+    if DEVICE == "cpu":
+        monkeypatch.setattr(patches, "_has_kernels", lambda tensor, _: tensor.dtype == torch.float32)
+    net = Network("lamaml:width=4,hidden=5", (2, 5, 6), 3)
+    engine = Engine(Chain(net))
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        images, query = (torch.randn(n, 2, 5, 6, generator=generator).to(DEVICE) for n in (6, 4))
+        labels, truth = (torch.randint(3, (n,), generator=generator).to(DEVICE) for n in (6, 4))
+        batches = torch.randint(6, (3, 4), generator=generator).to(DEVICE)
+        params = net.fresh(seed, DEVICE)
+        ours = engine.metagradient(params, images, labels, batches, (query, truth), lr=0.1, momentum=0.9)
+        exact = {name: p.double() for name, p in params.items()}
+        theirs = unroll.metagradient(
+            net.loss, exact, images.double(), labels, batches, (query.double(), truth), lr=0.1, momentum=0.9
+        )
+        assert theirs.images.norm() > 0
+        assert float((ours.images - theirs.images).norm() / theirs.images.norm()) < 1e-4
+
+
 def test_kernels_are_for_float32_on_a_gpu_that_they_reach():
-    assert not patches._has_kernels(torch.zeros(1), 1)
+    near, far = Window(1, 4, 4, 3, 1, 1), Window(1, 4, 4, 1, 4, 0)  # the second has more maps than patches
+    assert not patches._has_kernels(torch.zeros(1), near)
     if DEVICE == "cuda":
-        assert patches._has_kernels(torch.zeros(1, device=DEVICE), 1) == patches._triton
-        assert not patches._has_kernels(torch.zeros(1, device=DEVICE), patches.MOST + 1)
-        assert not patches._has_kernels(torch.zeros(1, device=DEVICE, dtype=torch.double), 1)
+        assert patches._has_kernels(torch.zeros(1, device=DEVICE), near) == patches._triton
+        assert not patches._has_kernels(torch.zeros(1, device=DEVICE, dtype=torch.double), near)
+        for window in (near, far):
+            many = torch.zeros(1, device=DEVICE).expand(patches.MOST // 16 + 1)
+            assert not patches._has_kernels(many, window)

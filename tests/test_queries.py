@@ -11,6 +11,7 @@ from test_distill import CONFIG, toy
 import recollect
 from recollect import Memory, RecollectError, distill
 from recollect.ask import ask
+from recollect.cli import main
 from recollect.data.preprocess import Preprocess
 from recollect.distill import Distiller, first_state, resolve
 from recollect.evaluate import train
@@ -143,12 +144,14 @@ def test_file(asked, tmp_path):
     assert torch.equal(again.encode(pictures), queries)
 
 
-def test_pictures_of_a_class_asked_together(asked, tmp_path):
+def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
     """One query for all of them, however many: chances, which sum to 1. Files from before there were forms have none."""
     config = replace(ASKED, query_form="chances", query_size=3, inner_per_class=3)
     memory = distill(toy(), config)
     memory.save(tmp_path / "asked.safetensors")
     found = Memory.load(tmp_path / "asked.safetensors")
+    assert main(["info", str(tmp_path / "asked.safetensors")]) == 0
+    assert "3 images a group of pictures" in capsys.readouterr().out
     pictures = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     query = found.encode(pictures)
     assert query.shape == (1, 3)
@@ -286,6 +289,12 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
         ),
         ({"encoder_epochs": -1}, "encoder_epochs is -1: give 0 or more"),
         ({"encoder_augment": "flop"}, "unknown augmentation 'flop'"),
+        ({"encoder_augment": "flip"}, "encoder_augment is flip, and the encoder is not taught: give encoder_epochs"),
+        (
+            {"query": "labels", "encoder_augment": "flip"},
+            "encoder_augment is flip, and a memory that is asked with labels",
+        ),
+        ({"query": "labels", "query_form": "chances"}, "query_form is chances, and a memory that is asked with labels"),
     ],
 )
 def test_an_encoder_that_cannot_be_taught(changes, error):

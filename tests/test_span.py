@@ -37,21 +37,16 @@ def test_the_same_metagradient(dependent, window, bridge, depth):
         for seed in range(NETWORKS)
     ]
     options = {"lr": 0.1, "momentum": 0.9, "bridge": bridge, "window": window}
-    flat = span.Spanned(net, BASES)
-    for _ in range(2):  # with what the first has captured, too
-        found = span.by_images(Engine(flat), starts, images, labels, query, bases, **options)
-    for k, start in enumerate(starts):
-        theirs = unroll.metagradient(
-            net.loss,
-            start.params,
-            images[k],
-            labels[k],
-            start.batches.to(DEVICE),
-            (query[0][k], query[1][k]),
-            **options,
-        )
-        assert theirs.images.norm() > 0
-        assert distance(found[k], theirs.images) < (1e-6 if dependent else 1e-11)
+    engine = Engine(span.Spanned(net, BASES))
+    for real in (query[0], -query[0]):  # the second with what the first has captured
+        found = span.by_images(engine, starts, images, labels, (real, query[1]), bases, **options)
+        for k, start in enumerate(starts):
+            judged = real[k], query[1][k]
+            theirs = unroll.metagradient(
+                net.loss, start.params, images[k], labels[k], start.batches.to(DEVICE), judged, **options
+            )
+            assert theirs.images.norm() > 0
+            assert distance(found[k], theirs.images) < (1e-6 if dependent else 1e-11)
 
 
 def test_a_vector_has_room_for_one_more_weight():
@@ -75,3 +70,4 @@ def test_it_pays_for_perceptrons_and_few_bases():
 def test_rows_are_orthonormal():
     frame = span.orthonormal(numbers(2, 3, 10, seed=0))
     assert torch.allclose(frame @ frame.mT, torch.eye(3, dtype=torch.double).to(DEVICE).expand(2, 3, 3), atol=1e-8)
+    assert not span.orthonormal(torch.zeros(2, 3, 10)).any()  # no span, and no NaN

@@ -1,7 +1,7 @@
 """Ask: a classifier from a few pictures whose labels nobody knows.
 
-Each group of pictures is a class of the new classifier. The memory's encoder makes a query vector of each picture, the
-memory recalls training images for it, and a fresh network learns to tell the groups apart.
+Each group of pictures is a class of the new classifier. The memory's encoder makes a query vector of each picture, or of the
+group, the memory recalls training images for it, and a fresh network learns to tell the groups apart.
 
 ask(memory, {"these": [...], "those": [...]})  ->  Composition  --train-->  Classifier
 """

@@ -59,7 +59,7 @@ class DistillConfig:
     """passes over the training images in which the encoder first learns to name their classes (query images; its
     query_size must be as many or more)"""
     encoder_augment: str | None = None
-    """of what it then sees: flip, crop, ... joined by +. Default: as augment"""
+    """of what it then sees: flip, crop, ... joined by +, or none. Default: as a network that is trained on the recall"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -129,7 +129,7 @@ class DistillConfig:
     """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet, TF32 for other networks"""
     compile: bool = False
     """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
-    ConvNet on a GPU and the mlp everywhere are written by hand and do not need it"""
+    ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and do not need it"""
     checkpoint_seconds: float = 60.0
     """how often a checkpoint is written"""
     keep_every: int = 0
@@ -193,16 +193,15 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], values: dict[str, Any], where: object) -> T:
-    """The dataclass that `to_json` wrote; a missing, unknown or ill-typed field is an error that names it."""
+    """The dataclass that `to_json` wrote. An unknown or ill-typed field is an error that names it; one that is missing is
+    younger than what was written, and has its default."""
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
             raise unknown(f"setting in {where}", name, hints)
-    for name, hint in hints.items():
-        if name not in values:
-            raise RecollectError(f"{where} lacks the setting '{name}': was it written by another version of recollect?")
-        if not _fits(values[name], hint):
-            raise RecollectError(f"{where}: {name} cannot be {values[name]!r}")
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise RecollectError(f"{where}: {name} cannot be {value!r}")
     return kind(**values)
 
 

@@ -57,7 +57,7 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
     augment.parse(config.augment)
-    augment.parse(config.encoder_augment or "none")
+    augment.parse("none" if config.encoder_augment is None else config.encoder_augment)
     if not config.network.startswith("custom "):
         constructor(config.network)
     classes = images.classes
@@ -73,11 +73,8 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     if config.query == "images":
         _check_pictures(config, images)
         ways, per_class = ways or min(5, classes), matrices * queries_per_class(config)
-    elif config.encoder_epochs:
-        raise RecollectError(
-            f"encoder_epochs is {config.encoder_epochs}, and a memory that is asked with labels has no encoder: "
-            "leave it out, or give query images"
-        )
+    else:
+        _check_labels(config)
     inner = min(10, per_class) if config.inner_per_class is None else config.inner_per_class
     if inner > per_class:
         raise RecollectError(
@@ -119,6 +116,15 @@ def _sizes(config: DistillConfig, images: Images) -> tuple[int, int]:
     return bases, config.matrices or most
 
 
+def _check_labels(config: DistillConfig) -> None:
+    """Refuse what only a memory that is asked with pictures can have."""
+    for name in ("encoder_epochs", "encoder_augment", "query_form"):
+        if (value := getattr(config, name)) != getattr(DistillConfig, name):
+            raise RecollectError(
+                f"{name} is {value}, and a memory that is asked with labels has no encoder: leave it out, or give query images"
+            )
+
+
 def queries_per_class(config: DistillConfig) -> int:
     """A label; each picture of a class; or all of them together."""
     return config.shots if config.query == "images" and config.query_form == "unit" else 1
@@ -131,6 +137,10 @@ def _check_pictures(config: DistillConfig, images: Images) -> None:
     least = int(training_split(images, config).labels.bincount(minlength=images.classes).min())
     if least <= config.shots:
         raise RecollectError(f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}")
+    if config.encoder_augment is not None and not config.encoder_epochs:
+        raise RecollectError(
+            f"encoder_augment is {config.encoder_augment}, and the encoder is not taught: give encoder_epochs, or leave it out"
+        )
     if config.encoder_epochs and config.start:
         raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
     if config.encoder_epochs and config.query_size < images.classes:
@@ -411,7 +421,7 @@ class Distiller:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, device = self.config, self.config.device
         flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
-        augmentation = config.encoder_augment or _recipe(config).augment
+        augmentation = _recipe(config).augment if config.encoder_augment is None else config.encoder_augment
         recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=augmentation)
         part = self.preprocess.on(device, self.pixels), self.labels
         (params,) = train(flat, [part], recipe, [int(seeded(config.seed, TEACH).initial_seed())], device, compute)
@@ -656,11 +666,12 @@ def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str
     """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
     settings = folder.config.get("distill", {})
     saved = folder.load_checkpoint()
-    for known in (settings, saved["config"] if saved else settings):
+    for written in (settings, saved["config"] if saved else settings):
+        known = to_json(DistillConfig()) | written  # which may be older than a setting
         for name, value in to_json(config).items():
-            if name not in known or known[name] != value:
+            if known[name] != value:
                 raise RecollectError(
-                    f"{folder.folder} was begun with {name} {known.get(name)!r}, not {value!r}: "
+                    f"{folder.folder} was begun with {name} {known[name]!r}, not {value!r}: "
                     "resume it unchanged, or start another run with the new setting"
                 )
     if saved and saved["data"] != fingerprint:

@@ -172,7 +172,7 @@ def _measure(
     split = images.test if on == "test" else images.validation
     judged = preprocess.on(device, split.images), split.labels.to(device)
     _, used = fast.passes(net, device, compute, half=False)
-    group = 1 if net.convolves and device == "cpu" else networks  # grouped convolutions are slow there
+    group = 1 if net.convolves and device == "cpu" else networks  # one fills it
     values: list[float] = []
     for first in range(0, networks, group):
         numbers = range(first, min(first + group, networks))

@@ -100,13 +100,16 @@ class Unroller:
         """of so many bases"""
 
     def __call__(
-        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
+        self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor | None,
         **options: Any,
     ) -> Tensor:  # fmt: skip
-        """[S, N, C, H, W] in the span of [S, K, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images,
-        [S, N, C, H, W]"""
-        if span.pays(self.network, bases.shape[1]) and not starts[0].augment:
-            return self._in_coordinates(starts, images, labels, query, bases, **options)
+        """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]; where it is worth while, in
+        the span of bases [S, K, C, H, W]"""
+        if bases is not None and not starts[0].augment:
+            try:
+                return self._in_coordinates(starts, images, labels, query, bases, **options)
+            except torch.OutOfMemoryError:
+                self.spanned.clear()  # the other way can do with less, in pieces
         if self.engine:
             found = self.engine.together(starts, images, labels, query, **options, weights=False)
         else:
@@ -207,18 +210,24 @@ class Compressor:
         recalled = vmap(recall, (0, 0, None, None))(
             bases, addressing, queries, self.stream.shape[1:]
         )  # [G, N, C, H, W]
-        one = torch.eye(self.size.bases, device=self.device)
-        whole = vmap(lambda tensor: recall(tensor, one[None], one, self.stream.shape[1:]))(bases)  # [G, K, C, H, W]
         labels = torch.arange(self.classes, device=self.device).repeat_interleave(self.size.matrices)
         by_images = self.unroll(
             starts, recalled.detach().repeat_interleave(copies, 0), labels.expand(len(starts), -1), (pixels, truth),
-            whole.detach().repeat_interleave(copies, 0),
-            lr=config.inner_lr, momentum=config.inner_momentum, bridge=config.bridge, window=config.window,
+            self._whole_bases(), lr=config.inner_lr, momentum=config.inner_momentum, bridge=config.bridge,
+            window=config.window,
         )  # fmt: skip
         gradients = torch.autograd.grad(recalled, (bases, addressing), by_images.unflatten(0, (-1, copies)).mean(1))
         with torch.no_grad():
             self._update(gradients)
         self.step += 1
+
+    def _whole_bases(self) -> Tensor | None:
+        """As large as images, for every inner network, where these are unrolled in coordinates of theirs: [S, K, C, H, W]"""
+        if not span.pays(self.unroll.network, self.size.bases):
+            return None
+        one = torch.eye(self.size.bases, device=self.device)
+        whole = vmap(lambda bases: recall(bases, one[None], one, self.stream.shape[1:]))(self.learned[0].detach())
+        return whole.repeat_interleave(self.config.networks_per_step, 0)
 
     def _start(self, task: int, copy: int) -> Start:
         """A fresh network, what each of its inner steps sees of the recalled images, and how augmented."""

@@ -124,7 +124,7 @@ _CIFAR = replace(
 STREAMS: dict[str, ContinualConfig] = {
     "rotations": _ROTATIONS,
     "permutations": _PERMUTATIONS,
-    "many": replace(_PERMUTATIONS, tasks=100, per_task=200, buffer=1000),
+    "many": replace(_PERMUTATIONS, tasks=100, per_task=200, buffer=1000, ewc_strength=0.03),
     "cifar100": _CIFAR,
     "rotations-60k": replace(_ROTATIONS, **_LARGE),
     "permutations-60k": replace(_PERMUTATIONS, **_LARGE),

@@ -1,7 +1,7 @@
 """The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is one for any.
 
-kernels.py, convnet.py: the ConvNet by hand. chain.py, patches.py: MLPs and La-MAML's network by hand. flat.py: any network, on
-one vector of weights. engine.py: captured steps.
+kernels.py, convnet.py: the ConvNet by hand. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's network by hand; span.py:
+MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py: captured steps.
 """
 
 import importlib.util

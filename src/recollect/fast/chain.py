@@ -55,10 +55,8 @@ def _plain(layer: nn.Module) -> bool:
         return (layer.start_dim, layer.end_dim) == (1, -1)
     if not isinstance(layer, nn.Conv2d):
         return True
-    square = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
-    return square and layer.padding[0] != "s" and layer.groups == 1 and set(layer.dilation) == {1} and (
-        layer.padding_mode == "zeros"
-    )  # fmt: skip
+    square = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))  # "same" is no pair
+    return square and layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
 
 
 class Layer(NamedTuple):
@@ -94,6 +92,10 @@ class Chain(General):
                 after_maps = bool(self.windows) and self.windows[-1] is not None
                 self.inputs[f"{name}.weight"] = (channels, height * width) if after_maps else (layer.in_features, 1)
                 self.windows.append(None)
+
+    @property
+    def seen(self) -> list[tuple[int, ...]]:
+        return list(self.inputs.values())
 
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of a pass: beside the layers' maps their patches."""
@@ -219,14 +221,14 @@ class Chain(General):
         if window := self.windows[number]:
             maps = rows.reshape(-1, window.height, window.width, window.channels)
             return window.spread(maps).reshape(len(rows), -1, window.length)
-        return rows.view(len(rows), -1, prod(list(self.inputs.values())[number]))
+        return rows.view(len(rows), -1, prod(self.seen[number]))
 
     def _gather(self, number: int, seen: Tensor) -> Tensor:
         """Its transpose, for gradients."""
         if window := self.windows[number]:
             patches = seen.view(-1, window.out_height, window.out_width, window.length)
             return window.gather(patches).reshape(len(seen), -1, window.channels)
-        return seen.reshape(len(seen), -1, list(self.inputs.values())[number][0]) if number else seen
+        return seen.reshape(len(seen), -1, self.seen[number][0]) if number else seen
 
     def _forward(self, layers: list[Layer], images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """What each layer sees, what each ReLU gives, and the logits."""
@@ -245,13 +247,14 @@ class Chain(General):
         self, layers: list[Layer], moves: list[Layer], seen: list[Tensor], alive: list[Tensor]
     ) -> tuple[list[Tensor], Tensor]:
         """Of what each layer sees, but the first: images have none, and their place is not read; and of the logits."""
-        dots, rows = [seen[0]], seen[0]
+        dots, rows = [seen[0]], None
         for number, (layer, move) in enumerate(zip(layers, moves, strict=True)):
-            if number:
+            if rows is not None:
                 dots.append(self._spread(number, through_relu(rows, alive[number - 1], 0)))
             rows = torch.baddbmm(move.bias, seen[number], move.weight.mT)
             if number:
                 rows.baddbmm_(dots[number], layer.weight.mT)
+        assert rows is not None
         return dots, rows
 
     def _slopes(

@@ -39,8 +39,7 @@ class Window(NamedTuple):
 
     def spread(self, maps: Tensor) -> Tensor:
         """[N, H, W, C] -> [N, H', W', length]"""
-        count = len(maps) * self.out_height * self.out_width * self.length
-        if _has_kernels(maps, count):
+        if _has_kernels(maps, self):
             from recollect.fast import patch_kernels
 
             found = maps.new_empty(len(maps), self.out_height, self.out_width, self.length)
@@ -52,7 +51,7 @@ class Window(NamedTuple):
 
     def gather(self, patches: Tensor) -> Tensor:
         """[N, H', W', length] -> [N, H, W, C]: each number goes back to where it was seen, and is added to the others."""
-        if _has_kernels(patches, patches.numel()):
+        if _has_kernels(patches, self):
             from recollect.fast import patch_kernels
 
             found = patches.new_empty(len(patches), self.height, self.width, self.channels)
@@ -68,8 +67,9 @@ class Window(NamedTuple):
         return padded[:, p : p + self.height, p : p + self.width]
 
 
-def _has_kernels(tensor: Tensor, count: int) -> bool:
-    return tensor.is_cuda and tensor.dtype == torch.float32 and count <= MOST and _triton
+def _has_kernels(tensor: Tensor, window: Window) -> bool:
+    places = window.height * window.width * window.channels, window.out_height * window.out_width * window.length
+    return tensor.is_cuda and tensor.dtype == torch.float32 and len(tensor) * max(places) <= MOST and _triton
 
 
 _triton = importlib.util.find_spec("triton") is not None

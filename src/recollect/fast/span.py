@@ -64,7 +64,9 @@ class Spanned(Chain):
 
     def _judged(self, slope: Tensor, back: Tensor) -> Tensor:
         slope[:, self.size] = 1
-        self.backs.setdefault(back.shape, torch.empty_like(back)).copy_(back)
+        if back.shape not in self.backs:
+            self.backs[back.shape] = torch.empty_like(back)
+        self.backs[back.shape].copy_(back)
         return slope
 
     def _by_images(self, by_seen: Tensor, back_dot: Tensor, back: Tensor, mu: Tensor, images: Tensor) -> Tensor:
@@ -75,9 +77,12 @@ def by_images(
     engine: Engine, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
     **options: Any,
 ) -> Tensor:  # fmt: skip
-    """The metagradient by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned passes."""
+    """The metagradient by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned passes. For SGD,
+    and for images that nothing takes out of the span."""
     flat = engine.flat
     assert isinstance(flat, Spanned)
+    assert options.get("optimiser", "sgd") == "sgd"
+    assert not any(start.augment for start in starts)
     given, real, rows = (part.flatten(2) for part in (images, query[0], bases))
     frame = orthonormal(rows)  # [S, K, D]
     weights = torch.stack([start.params[flat.first] for start in starts])  # [S, H, D]
@@ -98,10 +103,15 @@ def by_images(
 
 
 def orthonormal(rows: Tensor) -> Tensor:
-    """As many rows [..., K, D] of length 1, square to each other and of the same span."""
+    """As many rows [..., K, D] of length 1, square to each other and of the same span; shorter ones where rows depend on each
+    other to rounding, in directions that no combination of them goes far in."""
     exact = rows.double()
     products = exact @ exact.mT
-    mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    mean = (
+        products.diagonal(dim1=-2, dim2=-1)
+        .mean(-1)[..., None, None]
+        .clamp_min(torch.finfo(exact.dtype).tiny / SMALLEST)
+    )
     unit = torch.eye(rows.shape[-2], dtype=exact.dtype, device=exact.device)
     lower = torch.linalg.cholesky_ex(products + SMALLEST * mean * unit).L  # whose errors a GPU would wait for
     return torch.linalg.solve_triangular(lower, exact, upper=False).to(rows.dtype)
