@@ -10,6 +10,7 @@ share of real ones.
 
 import argparse
 import json
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ JUDGE = 70  # what a generator is for
 LENGTHS = (1, 2, 4)  # of the training at test, in unrolls
 
 # A task's reservoir holds 180, 100 and 30 images in Rotations; in MANY all of a task's 200, and 100.
-JUDGED = {"rotations": (2, 10, 17), "many": (60, 90)}
+JUDGED = {"rotations": (2, 10, 17), "many": (60, 90), "rotations-60k": (10,), "permutations-60k": (10,)}
 
 PAPER = {
     "inner_steps": 150, "inner_lr": 0.01, "inner_momentum": 0.9, "inner_per_class": 32, "outer_optimiser": "sgd",
@@ -45,6 +46,8 @@ BASE = PAPER | {
     "inner_steps": 20, "inner_lr": 0.05, "outer_optimiser": "adam", "outer_lr": 0.02, "outer_momentum": 0.9,
     "outer_schedule": "cosine", "ema": 0.99, "clip_running": 2.0, "init": "unit",
 }  # fmt: skip
+
+LARGE = {"per_task": 6000, "inner_steps": 40, "init": "kaiming", "replay": 10}
 
 ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
     "rotations": [
@@ -79,6 +82,10 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((90,), {"inner_steps": 40, "inner_lr": 0.03, "replay": 10}),
         ((90,), {"inner_steps": 40, "inner_lr": 0.03, "init": "kaiming", "replay": 90}),
     ],
+    # a tenth of the stream
+    "rotations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.05, 0.08, 0.12)]
+    + [((10,), LARGE | {"inner_lr": 0.08, "replay": 0}), ((10,), LARGE | {"inner_lr": 0.08, "inner_steps": 20})],
+    "permutations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.08, 0.05, 0.12)],
 }
 """of each stream: tasks that are distilled, and what is changed from the base; in the order they were tried"""
 
@@ -86,7 +93,7 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
 def title(stream: str, tasks: Sequence[int], seed: int, changes: dict[str, Any]) -> str:
     """A row's name: what differs from the base."""
     now = BASE | changes
-    what = ", ".join(f"{name} {now[name]}" for name, value in BASE.items() if now[name] != value) or "base"
+    what = ", ".join(f"{name} {value}" for name, value in now.items() if BASE.get(name, math.nan) != value) or "base"
     return f"{stream}, tasks {' '.join(map(str, tasks))}, seed {seed}: {what}"
 
 
