@@ -684,6 +684,15 @@ def test_figures_are_those_of_the_file():
     assert {each["floats"] for each in found["distilled"].values()} == {312}
 
 
+def test_the_first_try_of_asking_is_that_of_the_file():
+    text = (ROOT / "docs" / "compose.md").read_text()
+    found = json.loads((ROOT / "experiments" / "ask-cifar100-first.json").read_text())
+    assert len(found) == 6
+    for row in found.values():
+        assert row["on"] == "validation"
+        assert f"{row['mean']:.1f} ± {row['deviation over tasks and draws']:.1f} |" in text
+
+
 @pytest.fixture(scope="module")
 def experiment():
     spec = importlib.util.spec_from_file_location("experiment", ROOT / "experiments" / "compose.py")

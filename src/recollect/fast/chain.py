@@ -94,7 +94,8 @@ class Chain(General):
                 self.windows.append(None)
 
     @property
-    def seen(self) -> list[tuple[int, ...]]:
+    def layouts(self) -> list[tuple[int, ...]]:
+        """of each layer's inputs"""
         return list(self.inputs.values())
 
     def held(self, images: int, adjoint: bool) -> int:
@@ -221,14 +222,14 @@ class Chain(General):
         if window := self.windows[number]:
             maps = rows.reshape(-1, window.height, window.width, window.channels)
             return window.spread(maps).reshape(len(rows), -1, window.length)
-        return rows.view(len(rows), -1, prod(self.seen[number]))
+        return rows.view(len(rows), -1, prod(self.layouts[number]))
 
     def _gather(self, number: int, seen: Tensor) -> Tensor:
         """Its transpose, for gradients."""
         if window := self.windows[number]:
             patches = seen.view(-1, window.out_height, window.out_width, window.length)
             return window.gather(patches).reshape(len(seen), -1, window.channels)
-        return seen.reshape(len(seen), -1, self.seen[number][0]) if number else seen
+        return seen.reshape(len(seen), -1, self.layouts[number][0]) if number else seen
 
     def _forward(self, layers: list[Layer], images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """What each layer sees, what each ReLU gives, and the logits."""
