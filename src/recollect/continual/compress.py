@@ -98,6 +98,8 @@ class Unroller:
         self.passes = fast.any_network(network).passes
         self.spanned: dict[int, Engine] = {}
         """of so many bases"""
+        self.room = True
+        """for coordinates; where there is none, the other way may do with less, in pieces"""
 
     def __call__(
         self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor | None,
@@ -105,11 +107,12 @@ class Unroller:
     ) -> Tensor:  # fmt: skip
         """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]; where it is worth while, in
         the span of bases [S, K, C, H, W]"""
-        if bases is not None and not starts[0].augment:
+        if bases is not None and self.room and not starts[0].augment:
             try:
                 return self._in_coordinates(starts, images, labels, query, bases, **options)
             except torch.OutOfMemoryError:
-                self.spanned.clear()  # the other way can do with less, in pieces
+                self.spanned.clear()
+                self.room = False
         if self.engine:
             found = self.engine.together(starts, images, labels, query, **options, weights=False)
         else:
