@@ -68,9 +68,10 @@ def main(arguments: list[str] | None = None) -> None:
     config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(_setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
-    made = sorted(given.memories.glob("task-*.safetensors"))
-    fitted = Preprocess.fit(training_split(images, config).images, kind, device) if not made else None
-    preprocess = fitted or Memory.load(made[0]).preprocess()
+    if made := sorted(given.memories.glob("task-*.safetensors")):
+        preprocess = Memory.load(made[0]).preprocess()
+    else:
+        preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
     if given.only:
         if wrong := [number for number in given.only if number not in range(len(tasks))]:
             raise RecollectError(f"there is no task {wrong[0]}: give some of 0 to {len(tasks) - 1}")
