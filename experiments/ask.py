@@ -10,6 +10,8 @@ answer, and judged by the other test images of the task's classes. The baselines
     classify-then-recall    that ConvNet names each group of shots, and a memory of labels, with as many bases and matrices,
                             recalls these classes
 
+That ConvNet is trained as the encoder is before it is distilled with.
+
 Memories lie in --runs and are resumed, on a GPU all at the same time; rows that the file already holds are not run again.
 """
 
@@ -31,14 +33,13 @@ from torch.func import functional_call
 
 import recollect
 from recollect.ask import ask
-from recollect.distill import find_device
+from recollect.distill import ENCODER, find_device, resolve
 from recollect.evaluate import memory_recipe, train
 from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import seeded
 
-PRETRAINING = recollect.Recipe(epochs=100, batch=128)
 MEMORY = {"bases": 64, "matrices": 16}
 ASKED = {
     "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
@@ -76,7 +77,7 @@ def main() -> None:
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories = dict(zip(runs, made, strict=True))
-    trained = functools.cache(lambda: pretrained(images, shared))  # for both baselines, if either is to run
+    trained = functools.cache(lambda: pretrained(images, asked))  # for both baselines, if either is to run
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
     for name, shots in due:
@@ -142,11 +143,14 @@ Pretrained = tuple[Network, Params, recollect.Preprocess]
 
 def pretrained(images: recollect.Images, settings: dict[str, Any]) -> Pretrained:
     """A network trained on all training images, for the baselines."""
-    recipe = replace(PRETRAINING, network=settings.get("network", PRETRAINING.network))
-    network = Network(recipe.network, images.shape, images.classes)
-    preprocess = recollect.Preprocess.fit(images.train.images)
-    part = preprocess(images.train.images), images.train.labels
-    (params,) = train(network, [part], recipe, [0], settings["device"])
+    recipe = recollect.Recipe(
+        ENCODER, epochs=settings["encoder_epochs"], batch=128, augment=settings["encoder_augment"]
+    )
+    network, device = Network(recipe.network, images.shape, images.classes), settings["device"]
+    decided = resolve(replace(recollect.DistillConfig(), **settings), images)
+    preprocess = recollect.Preprocess.fit(images.train.images, decided.preprocess, device)
+    part = preprocess.on(device, images.train.images), images.train.labels
+    (params,) = train(network, [part], recipe, [0], device)
     return network, params, preprocess
 
 

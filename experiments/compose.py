@@ -37,6 +37,7 @@ from recollect.seeds import seeded
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
+SOURCES = ["memories", "random real images", "all the data"]
 NOT_SETTINGS = ("root", "out", "memories", "group", "together", "only")  # where and how, but not what
 
 
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip"
     )
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="what networks are trained on")
     parser.add_argument("--epochs", type=int, help="instead of the memories' recipe")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--full-epochs", type=int, default=50, help="of the trainings on all the data")
@@ -94,8 +96,8 @@ def main(arguments: list[str] | None = None) -> None:
             "random real images": (recipe, lambda task, number: real.some(task, 1, seeded(given.seed, 3, number))),
             "all the data": (whole, lambda task, _: real.all(task)),
         }
-        for name, (how, source) in sources.items():
-            key = f"{ways}-way, {name}"
+        for name in given.sources:
+            (how, source), key = sources[name], f"{ways}-way, {name}"
             row = found["rows"].setdefault(
                 key,
                 {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []},

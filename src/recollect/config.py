@@ -58,8 +58,8 @@ class DistillConfig:
     encoder_epochs: int = 0
     """passes over the training images in which the encoder first learns to name their classes (query images; its
     query_size must be as many or more)"""
-    encoder_augment: str | None = None
-    """of what it then sees: flip, crop, ... joined by +, or none. Default: as a network that is trained on the recall"""
+    encoder_augment: str = "none"
+    """of the pictures it sees, in these passes and in outer steps: flip, crop, ... joined by + (query images)"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -57,7 +57,7 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
     augment.parse(config.augment)
-    augment.parse("none" if config.encoder_augment is None else config.encoder_augment)
+    augment.parse(config.encoder_augment)
     if not config.network.startswith("custom "):
         constructor(config.network)
     classes = images.classes
@@ -137,10 +137,6 @@ def _check_pictures(config: DistillConfig, images: Images) -> None:
     least = int(training_split(images, config).labels.bincount(minlength=images.classes).min())
     if least <= config.shots:
         raise RecollectError(f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}")
-    if config.encoder_augment is not None and not config.encoder_epochs:
-        raise RecollectError(
-            f"encoder_augment is {config.encoder_augment}, and the encoder is not taught: give encoder_epochs, or leave it out"
-        )
     if config.encoder_epochs and config.start:
         raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
     if config.encoder_epochs and config.query_size < images.classes:
@@ -280,6 +276,8 @@ class _Draws(NamedTuple):
     shared: augment.Drawn
     shots: Tensor
     """rows of the pictures that the memory is asked with, class by class; none where labels are"""
+    seen: augment.Drawn
+    """how the encoder sees them"""
     rows: Tensor
     truth: Tensor
     starts: list[Start]
@@ -353,8 +351,9 @@ class Distiller:
         """Line 5: the recalled set, [Q r, C, H, W], and its labels. Asked with pictures, labels are places in the query."""
         device = self.config.device
         if self.encoder:
-            pictures = self.preprocess(self.pixels[drawn.shots.to(device)]).unflatten(0, (len(drawn.labels), -1))
-            queries = encode(self.encoder, state.encoder, pictures, self.config.query_form)
+            pictures = augment.apply(self.preprocess(self.pixels[drawn.shots.to(device)]), drawn.seen)
+            groups = pictures.unflatten(0, (len(drawn.labels), -1))
+            queries = encode(self.encoder, state.encoder, groups, self.config.query_form)
             labels = torch.arange(len(drawn.labels)).repeat_interleave(queries_per_class(self.config))
         else:
             queries = torch.nn.functional.one_hot(drawn.labels, self.classes).float().to(device)
@@ -368,6 +367,7 @@ class Distiller:
         labels = self._labels(generator)
         shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
         shots, rows, truth = self._real(labels, generator)
+        seen = augment.draw(augment.parse(config.encoder_augment), len(shots), generator)
         matrices *= queries_per_class(config)
         starts, steps = [], None
         for _ in range(config.networks_per_step):
@@ -375,7 +375,7 @@ class Distiller:
             batches = self._batches(len(labels), matrices, steps, generator)
             starts.append(Start(params, batches, self._augmentation(shared, batches.shape, generator)))
             steps = len(batches)
-        return _Draws(labels, shared, shots, rows, truth, starts)
+        return _Draws(labels, shared, shots, seen, rows, truth, starts)
 
     def _labels(self, generator: torch.Generator) -> Tensor:
         """Line 4: a subset of the labels, in order."""
@@ -421,8 +421,7 @@ class Distiller:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, device = self.config, self.config.device
         flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
-        augmentation = _recipe(config).augment if config.encoder_augment is None else config.encoder_augment
-        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=augmentation)
+        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.encoder_augment)
         part = self.preprocess.on(device, self.pixels), self.labels
         (params,) = train(flat, [part], recipe, [int(seeded(config.seed, TEACH).initial_seed())], device, compute)
         with torch.no_grad():
