@@ -2,17 +2,16 @@
 
     python experiments/ask.py cifar100 --root DATA --out experiments/ask-cifar100.json --runs runs/ask
 
-For 1 and 5 shots: a memory of 64 bases and 16 addressing matrices is distilled with its encoder from the training images;
-then each of the disjoint 5-way tasks is asked with pictures drawn from the test split, a fresh network is trained on the
-answer, and judged by the other test images of the task's classes. The baselines see the same pictures:
+A memory of 64 bases and 16 addressing matrices is distilled from the training images, to be asked with labels; for 1 and for 5
+shots another goes on from it, to be asked with pictures, together with its encoder. Then each of the disjoint 5-way tasks is
+asked with pictures drawn from the test split, a fresh network is trained on the answer, and judged by the other test images of
+the task's classes. The baselines see the same pictures:
 
     nearest neighbour       the class of the nearest shot, in the features of a ConvNet trained on all training images
-    classify-then-recall    that ConvNet names each group of shots, and a memory of labels, with as many bases and matrices,
-                            recalls these classes
+    classify-then-recall    that ConvNet names each group of shots, and the memory of labels recalls these classes
 
-That ConvNet is trained as the encoder is before it is distilled with.
-
-Memories lie in --runs and are resumed, on a GPU all at the same time; rows that the file already holds are not run again.
+That ConvNet is trained as the encoder is before it is distilled with. Memories lie in --runs and are resumed, those of pictures
+on a GPU at the same time; rows that the file already holds are not run again.
 """
 
 import argparse
@@ -43,6 +42,7 @@ from recollect.seeds import seeded
 MEMORY = {"bases": 64, "matrices": 16}
 ASKED = {
     "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+    "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
 
@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("--root")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=4000, help="outer steps of the memory of labels")
+    parser.add_argument("--picture-steps", type=int, default=1000, help="and then of those of pictures")
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
@@ -70,14 +71,22 @@ def main() -> None:
     shared = {**MEMORY, "classes_per_step": given.ways, "outer_steps": given.steps, **changes, "device": device}
     rows: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
     due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
-    asked = ASKED | {"query_size": images.classes} | shared
+    labels = given.runs / LABELS
+    asked = shared | ASKED | {"query_size": images.classes, "outer_steps": given.picture_steps} | changes
+    asked |= {"start": str(labels / "memory.safetensors"), "device": device}
+    memories: dict[str, recollect.Memory] = {}
+    plain = {name: value for name, value in shared.items() if not name.startswith(("encoder", "query"))}
+    if any(method != "nearest neighbour" for method, _ in due):
+        memories[LABELS] = distilled(images, plain, labels)
     runs = {f"{shots}-shot": asked | {"shots": shots} for method, shots in due if method == "image addressing"}
-    if any(method == "classify-then-recall" for method, _ in due):
-        runs[LABELS] = {name: value for name, value in shared.items() if not name.startswith(("encoder", "query"))}
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
-        memories = dict(zip(runs, made, strict=True))
-    trained = functools.cache(lambda: pretrained(images, asked))  # for both baselines, if either is to run
+        memories |= dict(zip(runs, made, strict=True))
+    kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
+    recipe = recollect.Recipe(ENCODER, asked["encoder_epochs"], batch=128, augment=asked["encoder_augment"])
+    trained = functools.cache(
+        lambda: pretrained(images, recipe, kind, device)
+    )  # for both baselines, if either is to run
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
     for name, shots in due:
@@ -94,7 +103,7 @@ def main() -> None:
             "on": given.on,
             "values": found,
             "seconds": time.perf_counter() - began,
-            "minutes of distilling": minutes(given.runs / run) if memory else None,
+            "minutes of distilling": sum(minutes(given.runs / each) for each in {LABELS, run}) if memory else None,
             "config": memory.header.made["config"] if memory else None,
             "environment": environment(),
         }
@@ -141,14 +150,10 @@ def accuracies(split: recollect.Split, method: Method, tasks: list[Tensor], shot
 Pretrained = tuple[Network, Params, recollect.Preprocess]
 
 
-def pretrained(images: recollect.Images, settings: dict[str, Any]) -> Pretrained:
+def pretrained(images: recollect.Images, recipe: recollect.Recipe, kind: str, device: str) -> Pretrained:
     """A network trained on all training images, for the baselines."""
-    recipe = recollect.Recipe(
-        ENCODER, epochs=settings["encoder_epochs"], batch=128, augment=settings["encoder_augment"]
-    )
-    network, device = Network(recipe.network, images.shape, images.classes), settings["device"]
-    decided = resolve(replace(recollect.DistillConfig(), **settings), images)
-    preprocess = recollect.Preprocess.fit(images.train.images, decided.preprocess, device)
+    network = Network(recipe.network, images.shape, images.classes)
+    preprocess = recollect.Preprocess.fit(images.train.images, kind, device)
     part = preprocess.on(device, images.train.images), images.train.labels
     (params,) = train(network, [part], recipe, [0], device)
     return network, params, preprocess

@@ -308,3 +308,31 @@ def test_an_encoder_that_was_taught_before(asked, tmp_path):
     config = replace(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
     with pytest.raises(RecollectError, match=r"asked\.safetensors has an encoder that has learnt: leave out"):
         distill(toy(), config)
+
+
+def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
+    """It answers as before what the taught encoder is sure of; what it learns then starts there."""
+    images, path = toy(), tmp_path / "labels.safetensors"
+    labels = distill(images, replace(ASKED, query="labels", inner_per_class=3, outer_steps=2))
+    labels.save(path)
+    chances = {"query_form": "chances", "query_size": images.classes, "matrices": None, "start": str(path)}
+    config = replace(
+        ASKED, **chances, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1
+    )
+    asked = distill(images, config)
+    assert asked.encoder
+    assert torch.allclose(asked.bases, labels.bases, atol=1e-6)
+    assert torch.allclose(asked.addressing, labels.addressing, atol=1e-6)
+    assert asked.header.made["start"] == labels.header.made
+    shown = asked.preprocess(images)(images.train.images)
+    for label in range(images.classes):
+        query = asked.encode(shown[images.train.labels == label])
+        assert query.shape == (1, images.classes)
+        assert query.argmax() == label
+    for change, message in (
+        ({"encoder_epochs": 0}, r"labels\.safetensors is asked with labels: to go on .* give query_form chances"),
+        ({"query_form": "unit"}, "give query_form chances, and encoder_epochs"),
+        ({"query_size": images.classes + 1}, "has query size 3, this run 4"),
+    ):
+        with pytest.raises(RecollectError, match=message):
+            distill(images, replace(config, **change))

@@ -137,8 +137,6 @@ def _check_pictures(config: DistillConfig, images: Images) -> None:
     least = int(training_split(images, config).labels.bincount(minlength=images.classes).min())
     if least <= config.shots:
         raise RecollectError(f"shots is {config.shots}, but a class has only {least} images: give at most {least - 1}")
-    if config.encoder_epochs and config.start:
-        raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
     if config.encoder_epochs and config.query_size < images.classes:
         raise RecollectError(
             f"query_size is {config.query_size}, too small for an encoder that learns to name {images.classes} classes: "
@@ -147,20 +145,35 @@ def _check_pictures(config: DistillConfig, images: Images) -> None:
 
 
 def _start(config: DistillConfig, images: Images) -> Memory:
-    """The memory that a run goes on from, if it is of these images and settings."""
+    """The memory that a run goes on from, if it is of these images and settings. One of labels can go on with pictures:
+    their chances are labels that are not sure."""
     memory = Memory.load(Path(config.start or ""))
+    query, form = ("images" if memory.encoder else "labels"), memory.header.query.get("form", "unit")
+    if memory.encoder and config.encoder_epochs:
+        raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
+    if query == "labels" and config.query == "images":
+        if config.query_form != "chances" or not config.encoder_epochs:
+            raise RecollectError(
+                f"{config.start} is asked with labels: to go on from it with pictures, give query_form chances, and "
+                "encoder_epochs (15) to learn the labels in"
+            )
+        query, form = config.query, config.query_form
     for what, theirs, ours in (
         ("classes", memory.class_names, images.class_names),
         ("image shape", memory.image_shape, images.shape),
         ("downsample", memory.header.downsample, config.downsample),
         ("addressing", memory.header.addressing, config.addressing),
-        ("query", "images" if memory.encoder else "labels", config.query),
-        ("query form", memory.header.query.get("form", "unit"), config.query_form),
-        ("query size", memory.addressing.shape[1], config.query_size if memory.encoder else images.classes),
+        ("query", query, config.query),
+        ("query form", form, config.query_form),
+        ("query size", memory.addressing.shape[1], _query_size(config, images)),
     ):
         if theirs != ours:
             raise RecollectError(f"{config.start} has {what} {theirs}, this run {ours}: give a memory of the same kind")
     return memory
+
+
+def _query_size(config: DistillConfig, images: Images) -> int:
+    return config.query_size if config.query == "images" else images.classes
 
 
 def _budget(config: DistillConfig, images: Images) -> Budget:
@@ -232,8 +245,7 @@ def first_state(config: DistillConfig, images: Images) -> State:
         bases.normal_(generator=generator)
     else:
         assert config.matrices is not None
-        size = config.query_size if config.query == "images" else images.classes
-        addressing = torch.empty(config.matrices, size, config.bases)
+        addressing = torch.empty(config.matrices, _query_size(config, images), config.bases)
         _initialise(bases, addressing, config.init, generator)
     bases = bases.to(config.device).requires_grad_()
     addressing = addressing.to(config.device).requires_grad_(config.addressing == "learned")
@@ -251,8 +263,9 @@ def first_state(config: DistillConfig, images: Images) -> State:
     if config.start:
         start = _start(config, images)
         before = start.header.made
+        learned = [start.bases, start.addressing, *start.encoder.values()]
         with torch.no_grad():
-            for mine, theirs in zip(tensors, [start.bases, start.addressing, *start.encoder.values()], strict=True):
+            for mine, theirs in zip(tensors, learned, strict=bool(start.encoder)):  # one of labels has no encoder
                 mine.copy_(theirs)
     average = [tensor.detach().clone() for tensor in tensors]
     return State(bases, addressing, encoder, optimiser, average, before=before)
