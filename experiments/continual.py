@@ -8,7 +8,6 @@ already is replaced only by a run of the same stream.
 """
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from recollect.continual import show
 from recollect.continual.config import DATASETS, LEARNERS, STREAMS
 from recollect.continual.run import run
 from recollect.data import load
-from recollect.files import write_json
+from recollect.files import read_json, write_json
 
 TABLE = [name for name in STREAMS if name != "split"]
 
@@ -46,9 +45,12 @@ def main() -> None:
             "rows": show.summary(results, name),
             "minutes_of_this_call": round((time.perf_counter() - began) / 60, 1),
             "config": to_json(STREAMS[name]),
-            "environment": json.loads((folder / "environment.json").read_text()),  # of the first call
+            "environment": read_json(folder / "environment.json"),  # of the first call
+            "environments": {
+                each: read_json(folder / "seed-0" / f"{each}.json").get("environment") for each in learners
+            },
         }
-        written = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        written = read_json(arguments.out) if arguments.out.exists() else {}
         write_json(arguments.out, written | {name: found})
 
 

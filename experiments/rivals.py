@@ -159,6 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--streams", nargs="+", choices=streams, default=streams)
     parser.add_argument("--strategies", nargs="+", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", type=int, nargs="+", help="run these seeds, and stop: for several processes")
     parser.add_argument("--on", choices=("test", "validation"), default="test")
     parser.add_argument("--tasks", type=int, help="fewer, to try it out")
     parser.add_argument("--device", default="auto")
@@ -173,7 +174,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name in asked.strategies:
             chosen = SETTINGS[name][stream] | changed
             results = []
-            for seed in range(asked.seeds):
+            for seed in asked.only or range(asked.seeds):
                 path = asked.runs / f"rivals-{stream}" / f"{name}-{seed}.json"
                 what = f"{stream}, {NAMES[name]}, seed {seed}"
                 if not path.exists():
@@ -184,6 +185,8 @@ def main(arguments: list[str] | None = None) -> None:
                 results.append(read_json(path))
                 if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):
                     raise RecollectError(f"{path} was run with other settings: give another folder (--runs)")
+            if asked.only:
+                continue
             row = summary(results, stream, name)
             print(f"{stream}, {NAMES[name]}: RA {row['ra']['mean']:.2f}, BTI {row['bti']['mean']:.2f}", flush=True)
             written = read_json(asked.out) if asked.out.exists() else {"environment": environment()}

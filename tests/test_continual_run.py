@@ -85,6 +85,9 @@ def test_a_run_s_folder(whole):
         inside = whole / f"seed-{seed}"
         assert len(json.loads((inside / "stream.json").read_text())["angles"]) == 3
         assert {path.stem for path in inside.glob("*.json")} == {*LEARNERS, "stream"}
+        for learner in LEARNERS:
+            found = json.loads((inside / f"{learner}.json").read_text())
+            assert (found["device"], found["environment"]["torch"]) == ("cpu", torch.__version__)
         for task in range(3):
             memory = Memory.load(inside / "compress" / f"task-{task:02d}.safetensors")
             assert memory.header.made["task"] == task

@@ -93,7 +93,10 @@ def test_the_search_is_that_of_the_files():
     files = (ROOT / "experiments").glob("select-*.json")
     chosen = [row for path in files for row in json.loads(path.read_text())["results"]]
     rates = json.loads((ROOT / "experiments" / "cifar10-rates.json").read_text())
-    chosen += [row for row in rates["trained otherwise"] if row["memory"] == "after two legs"] + rates["leg"]["curve"]
+    chosen += [row for row in rates["trained otherwise"] if row["memory"] == "after two legs"]
+    begun = json.loads((ROOT / "experiments" / "cifar10-32-bases" / "cifar10-1.json").read_text())
+    chosen += [row for leg in (*rates["legs"], *begun["legs"]) for row in leg["curve"]]
+    chosen += json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar10"]["rows"]
     for row in [*(row["evaluation"] for row in rows), *chosen]:
         assert row["on"] == "validation"
         assert f"{row['mean']:.1f} ± {row['deviation']:.1f}" in recipe

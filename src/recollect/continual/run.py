@@ -1,10 +1,10 @@
 """A continual run's folder: every seed and learner of one stream, side by side in processes where asked, resumable.
 
-    continual.json, environment.json       what was asked for, and where it ran
+    continual.json, environment.json       what was asked for, and where it was begun
     seed-0/stream.json                     angles, permutations, class orders as they were drawn
     seed-0/compress/task-00.safetensors    the memory of each task; task-00-buffer.json: the account of its buffer
     seed-0/compress/tasks-00-19.pt         the checkpoint of tasks that are being distilled
-    seed-0/LEARNER.json                    a finished learner: its accuracy matrix and time
+    seed-0/LEARNER.json                    a finished learner: its accuracy matrix, its time, and where it ran
 
 What is finished is never computed again, and everything is written atomically: killed at any moment, the same command goes on.
 """
@@ -202,7 +202,7 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
     if job.kind == DISTIL:
         _distil(job, stream, setting, progress)
         return
-    began = time.perf_counter()
+    began, where = time.perf_counter(), {"device": setting.device, "environment": environment()}
     what = f"seed {job.seed}, {job.kind}"
 
     def done(task: int) -> None:
@@ -215,7 +215,7 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
         matrix = accuracy_matrix(job.kind, make(job.kind, stream, setting.config, setting.device), stream, done)
     found = {"learner": job.kind, "seed": job.seed, "told_the_task": is_told(job.kind), "on": setting.config.on}
     values = {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
-    write_json(setting.result(job.seed, job.kind), found | values)
+    write_json(setting.result(job.seed, job.kind), found | values | where)
 
 
 def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> None:
