@@ -684,6 +684,34 @@ def test_figures_are_those_of_the_file():
     assert {each["floats"] for each in found["distilled"].values()} == {312}
 
 
+def test_what_was_chosen_for_cifar100_is_that_of_the_files():
+    text = (ROOT / "docs" / "compose.md").read_text()
+    tried = json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar100, tasks 0 and 1 of compose.py"][
+        "rows"
+    ]
+    assert len(tried) == 7
+    for row in tried:
+        own = ", ".join(f"{value:.1f}" for value in row["own tasks"])
+        assert f"| {own} | {row['mixed']:.1f} |" in text
+        assert f"{re.findall('bases=([0-9]+)', row['settings'])[0]} bases" in text
+    found = json.loads((ROOT / "experiments" / "compose-cifar100-validation.json").read_text())
+    assert found["settings"]["on"] == "validation"
+    for row in found["rows"].values():
+        assert row["n"] == len(row["values"]) == 100
+        assert f"{row['mean']:.1f} ± {row['deviation']:.1f}" in text
+    memories = sorted((ROOT / "memories" / "cifar100-by-5").glob("*.safetensors"))
+    assert len(memories) == len(found["distilled"]) == 20
+    classes = set()
+    for path in memories:
+        memory = Memory.load(path)
+        assert memory.floats == 15354
+        assert memory.class_names == tuple(found["distilled"][path.stem]["classes"])
+        classes |= {*memory.class_names}
+    assert len(classes) == 100
+    trials = json.loads((ROOT / "experiments" / "ask-trials.json").read_text())["rows"]
+    assert all(f"| {row['epochs 300']:.1f} |" in text for row in trials.values())
+
+
 def test_the_first_try_of_asking_is_that_of_the_file():
     text = (ROOT / "docs" / "compose.md").read_text()
     found = json.loads((ROOT / "experiments" / "ask-cifar100-first.json").read_text())
