@@ -684,6 +684,24 @@ def test_figures_are_those_of_the_file():
     assert {each["floats"] for each in found["distilled"].values()} == {312}
 
 
+def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
+    images = make_images()
+    fitted = Preprocess.fit(images.train.images, "zca")
+    for name in "ab":
+        make(name=name, preprocess=fitted).save(tmp_path / f"{name}.safetensors")
+    whole = compose([Memory.load(tmp_path / f"{name}.safetensors") for name in "ab"])
+    (sidecar,) = tmp_path.glob("zca-*")
+    sidecar.unlink()
+    a, b = (Memory.load(tmp_path / f"{name}.safetensors") for name in "ab")
+    for others in ((), make_images(name="others", seed=1)):
+        with pytest.raises(RecollectError, match=r"is not beside .* as in recollect evaluate or compose --test"):
+            compose([a, b], others)
+    with pytest.warns(UserWarning, match="fitted again from the training images"):
+        found = compose([a, b], [make_images(name="others", seed=1), images])
+    assert torch.equal(found.images, whole.images)
+    assert torch.allclose(found.preprocess(images.test.images), whole.preprocess(images.test.images), atol=1e-5)
+
+
 def test_what_was_chosen_for_cifar100_is_that_of_the_files():
     text = (ROOT / "docs" / "compose.md").read_text()
     tried = json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar100, tasks 0 and 1 of compose.py"][

@@ -266,8 +266,9 @@ def _compose(command: cli.Compose) -> int:
 
     if not command.memories:
         raise RecollectError("no memory named: recollect compose a.safetensors:cat,dog b.safetensors:truck")
-    composition = compose(_chosen(command.memories))
+    chosen = _chosen(command.memories)
     tests = [load(name, root=command.root, size=command.size) for name in command.test]
+    composition = compose(chosen, tests)
     tested = composition.split(*tests, on=command.on) if tests else None
     classifier = _trained(composition, command)
     if tested is not None:

@@ -128,12 +128,17 @@ class Composition:
         return Classifier(recipe, params, self.class_names, self.image_shape, self.preprocess, self.sources, seed)
 
 
-def compose(parts: "Classes | Memory | Sequence[Classes | Memory]") -> Composition:
+def compose(
+    parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Images | Sequence[Images]" = ()
+) -> Composition:
     """Recall classes of several memories as one training set: compose([a["cat", "dog"], b["truck"]]).
 
     A memory as it is stands for all its classes. All must have the same image shape and whitening. Mean and standard
     deviation may differ: they are undone and done again as the first memory has them, which is exact. Where one memory recalls
     fewer images of a class than another, they are repeated.
+
+    Arguments:
+        images: datasets; from the first memory's, if it is among them, a whitening file that is not at hand is fitted again.
     """
     listed = [parts] if isinstance(parts, Classes | Memory) else list(parts)
     chosen = [part[range(len(part.class_names))] if isinstance(part, Memory) else part for part in listed]
@@ -141,7 +146,9 @@ def compose(parts: "Classes | Memory | Sequence[Classes | Memory]") -> Compositi
         raise RecollectError("a classifier needs two classes or more: name another")
     memories = list({id(part.memory): part.memory for part in chosen}.values())
     called = dict(zip(map(id, memories), _distinct([memory.name for memory in memories]), strict=True))
-    first, fits = memories[0], memories[0].preprocess()
+    given = [images] if isinstance(images, Images) else images
+    first = memories[0]
+    fits = first.preprocess(next((each for each in given if each.name == first.header.dataset), None))
     moved = {id(memory): _alike(first, memory, called) for memory in memories[1:]}
     most = max(len(memory.addressing) for memory in memories)
     images, sources = [], []
