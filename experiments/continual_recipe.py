@@ -25,6 +25,7 @@ from recollect.config import Recipe
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
+from recollect.distill import find_device
 from recollect.evaluate import train
 from recollect.nets import Network
 from recollect.runs import environment
@@ -34,7 +35,9 @@ JUDGE = 70  # what a generator is for
 LENGTHS = (1, 2, 4)  # of the training at test, in unrolls
 
 # A task's reservoir holds 180, 100 and 30 images in Rotations; in MANY all of a task's 200, and 100.
-JUDGED = {"rotations": (2, 10, 17), "many": (60, 90), "rotations-60k": (10,), "permutations-60k": (10,)}
+JUDGED = {
+    "rotations": (2, 10, 17), "many": (60, 90), "cifar100": (2, 10, 17), "rotations-60k": (10,), "permutations-60k": (10,),
+}  # fmt: skip
 
 PAPER = {
     "inner_steps": 150, "inner_lr": 0.01, "inner_momentum": 0.9, "inner_per_class": 32, "outer_optimiser": "sgd",
@@ -47,6 +50,7 @@ BASE = PAPER | {
     "outer_schedule": "cosine", "ema": 0.99, "clip_running": 2.0, "init": "unit",
 }  # fmt: skip
 
+COLOUR = {"inner_steps": 40, "inner_lr": 0.02, "inner_per_class": 10, "outer_lr": 0.01, "init": "kaiming"}
 LARGE = {"per_task": 6000, "inner_steps": 40, "init": "kaiming", "replay": 10}
 
 ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
@@ -82,6 +86,18 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((90,), {"inner_steps": 40, "inner_lr": 0.03, "replay": 10}),
         ((90,), {"inner_steps": 40, "inner_lr": 0.03, "init": "kaiming", "replay": 90}),
     ],
+    "cifar100": [
+        ((2, 10, 17), COLOUR | change)
+        for change in (
+            {},
+            {"inner_lr": 0.05},
+            {"inner_lr": 0.01},
+            {"outer_lr": 0.02},
+            {"replay": 40},
+            {"augment": "flip"},
+            {"inner_steps": 20, "inner_lr": 0.05},
+        )
+    ],
     # a tenth of the stream
     "rotations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.05, 0.08, 0.12)]
     + [((10,), LARGE | {"inner_lr": 0.08, "replay": 0}), ((10,), LARGE | {"inner_lr": 0.08, "inner_steps": 20})],
@@ -108,13 +124,16 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bounds", action="store_true")
+    parser.add_argument("--row", type=int, help="one of the list alone, from 0: for several processes")
+    parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     name, seed = arguments.stream, arguments.seed
     images = recollect.load(DATASETS[name], root=arguments.root)
     protocol = replace(STREAMS[name], on="validation", use_validation=False)
-    rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
+    device = find_device(arguments.device)
+    rows: list[tuple[tuple[int, ...], Any]] = ROWS[name] if arguments.row is None else [ROWS[name][arguments.row]]
     if arguments.bounds:
         rows = [(JUDGED[name], "all-data"), (JUDGED[name], "gdumb")]
     elif arguments.paper or arguments.change:
@@ -127,12 +146,12 @@ def main() -> None:
         if key in done:
             continue
         if isinstance(row, str):
-            found = bound(Stream(images, protocol, seed), protocol, tasks, arguments.networks, row)
+            found = bound(Stream(images, protocol, seed, device=device), protocol, tasks, arguments.networks, row)
         else:
             config = replace(protocol, **BASE | row)
             found: dict[str, Any] = {"settings": BASE | row}
             try:
-                found |= measure(Stream(images, config, seed), config, tasks, arguments.networks)
+                found |= measure(Stream(images, config, seed, device=device), config, tasks, arguments.networks, device)
             except recollect.RecollectError as error:
                 found |= {"validation": {}, "failed": str(error)}
         found |= {"seed": seed, "tasks": list(tasks), "networks": arguments.networks, "environment": where()}
@@ -142,7 +161,7 @@ def main() -> None:
 
 
 def where() -> dict[str, Any]:
-    kept = ("recollect", "torch", "python", "processor", "threads", "commit", "started")
+    kept = ("recollect", "torch", "python", "processor", "cuda", "threads", "commit", "started")
     return {name: value for name, value in environment().items() if name in kept}
 
 
@@ -156,10 +175,12 @@ def line(found: dict[str, Any]) -> str:
     return "; ".join(parts) + f"; {found['CPU seconds']:.0f} s"
 
 
-def measure(stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int) -> dict[str, Any]:
+def measure(
+    stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str
+) -> dict[str, Any]:
     """Distil, and judge the memories by networks trained for one, two and four times the unroll's length."""
     began, on_the_wall = time.process_time(), time.perf_counter()
-    compressor = Compressor(stream, config, tasks)
+    compressor = Compressor(stream, config, tasks, device)
     for batches in zip(*(stream.task(task) for task in tasks), strict=True):
         compressor.observe(batches)
     seconds, wall = time.process_time() - began, time.perf_counter() - on_the_wall
@@ -189,9 +210,9 @@ def judge(
         seeds = [int(seeded(stream.seed, JUDGE, task, copy).initial_seed()) for copy in range(networks)]
         split = stream.test(task)
         inputs, truth = stream.preprocess(split.images), local_labels(stream)[task, split.labels]
-        trained = train(network, [part] * networks, recipe, seeds)
+        trained = train(network, [part] * networks, recipe, seeds, str(inputs.device))
         with torch.no_grad():
-            right = [(network.logits(params, inputs).argmax(1) == truth).double().mean() for params in trained]
+            right = [(network.logits(params, inputs).argmax(1).cpu() == truth).double().mean() for params in trained]
         values.append([100 * float(each) for each in right])
     by_task = [sum(each) / networks for each in values]
     return {"mean": sum(by_task) / len(tasks), "by task": by_task, "values": values}

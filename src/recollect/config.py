@@ -39,7 +39,8 @@ class DistillConfig:
     images_per_class: int = 1
     """the budget: as many floats as this many images of each class"""
     bases: int | None = None
-    """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: two fifths of it"""
+    """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: as many as fit with one matrix
+    for every 20 numbers of a base"""
     addressing: Literal["learned", "one-hot"] = "learned"
     """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
     matrices: int | None = None

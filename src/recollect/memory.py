@@ -81,6 +81,10 @@ class Budget:
         return channels * height * width
 
     @property
+    def query_numbers(self) -> int:
+        return self.query_size or self.classes
+
+    @property
     def name(self) -> str:
         """As it stands in tables: the default counts floats as the paper does, any other says what it is."""
         images = f"{self.images_per_class} image{'s' if self.images_per_class > 1 else ''} per class"
@@ -91,7 +95,7 @@ class Budget:
         most = self.bases(1)
         if bases < 1:
             raise RecollectError(f"number of bases is {bases}: give 1 to {most}")
-        r = (self.numbers - bases * self.base_numbers) // ((self.query_size or self.classes) * bases)
+        r = (self.numbers - bases * self.base_numbers) // (self.query_numbers * bases)
         if r < 1:
             raise RecollectError(
                 f"{bases} bases do not fit {self.name} ({self.numbers:,} numbers): at most {most} bases leave room for "
@@ -103,7 +107,7 @@ class Budget:
         """K: how many bases fit with r addressing matrices."""
         if matrices < 1:
             raise RecollectError(f"number of addressing matrices is {matrices}: give 1 or more")
-        k = self.numbers // (self.base_numbers + matrices * (self.query_size or self.classes))
+        k = self.numbers // (self.base_numbers + matrices * self.query_numbers)
         if k < 1:
             raise RecollectError(
                 f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base: "
@@ -112,12 +116,21 @@ class Budget:
         return k
 
     def default_bases(self) -> int:
-        """Two fifths of the budget for the bases: 16 for 1 image per class of MNIST and CIFAR-10. `select` finds better."""
-        return max(1, min(self.numbers * 2 // (5 * self.base_numbers), self.bases(1)))
+        """As many as fit with the usual number of matrices: for 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100.
+        `select` finds better."""
+        return self.numbers // (
+            self.base_numbers + usual_matrices(self.base_numbers) * self.query_numbers
+        ) or self.bases(1)
 
     def per_class(self) -> int:
         """How many images of each class fit without learned addressing (K = N', one-hot A)."""
         return self.numbers // (self.classes * self.base_numbers)
+
+
+def usual_matrices(base_numbers: int) -> int:
+    """One for every 20 numbers of a base: what was best on validation, more or less, wherever it was looked for
+    (docs/recipe.md), and what the paper has for CIFAR-100."""
+    return max(1, base_numbers // 20)
 
 
 def recall(bases: Tensor, addressing: Tensor, queries: Tensor, size: tuple[int, int]) -> Tensor:

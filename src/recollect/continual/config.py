@@ -38,7 +38,8 @@ class ContinualConfig:
     """images that may be kept; memories and real samples share it, counted in floats"""
 
     bases: int | None = 24
-    """of a task's memory; its addressing matrices fill the rest of the task's share. Default: two fifths of it"""
+    """of a task's memory; its addressing matrices fill the rest of the task's share. Default: as
+    many as fit with one matrix for every 20 numbers of a base"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     init: Literal["kaiming", "xavier", "unit"] = "kaiming"
