@@ -104,7 +104,7 @@ def main() -> None:
             "values": found,
             "seconds": time.perf_counter() - began,
             "minutes of distilling": sum(minutes(given.runs / each) for each in {LABELS, run}) if memory else None,
-            "config": memory.header.made["config"] if memory else None,
+            "made": memory.header.made if memory else None,
             "environment": environment(),
         }
         write_json(given.out, rows)

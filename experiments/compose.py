@@ -71,7 +71,10 @@ def main(arguments: list[str] | None = None) -> None:
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
-        preprocess = Memory.load(made[0]).preprocess(images)
+        first, *others = map(Memory.load, made)
+        if any(other.header.preprocessing != first.header.preprocessing for other in others):
+            raise RecollectError(f"the memories in {given.memories} have different preprocessing: give another folder")
+        preprocess = first.preprocess(images)
     else:
         preprocess = Preprocess.fit(training_split(images, config).images, kind, device)
     if given.only:
@@ -180,18 +183,13 @@ def distil_all(
             memory.save(path)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
-        if (settings, memory.class_names) != (decided, tuple(task)):
+        if (replace(settings, device=decided.device), memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
     with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
-        memories = list(pool.map(one, numbers))
-    if any(memory.header.preprocessing != memories[0].header.preprocessing for memory in memories):
-        raise RecollectError(
-            f"the memories in {folder} were not all made with the same preprocessing: give another folder"
-        )
-    return memories
+        return list(pool.map(one, numbers))
 
 
 def show(name: str, line: dict[str, Any]) -> None:

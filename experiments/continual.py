@@ -46,12 +46,19 @@ def main() -> None:
             "minutes_of_this_call": round((time.perf_counter() - began) / 60, 1),
             "config": to_json(STREAMS[name]),
             "environment": read_json(folder / "environment.json"),  # of the first call
-            "environments": {
-                each: read_json(folder / "seed-0" / f"{each}.json").get("environment") for each in learners
-            },
+            "where": {learner: where(folder, learner) for learner in learners},
         }
         written = read_json(arguments.out) if arguments.out.exists() else {}
         write_json(arguments.out, written | {name: found})
+
+
+def where(folder: Path, learner: str) -> list[str]:
+    """What its seeds ran on, as far as their files say."""
+    found = [read_json(path) for path in folder.glob(f"seed-*/{learner}.json")]
+    told = [
+        each["environment"]["processor" if each["device"] == "cpu" else "cuda"] for each in found if "device" in each
+    ]
+    return sorted(set(told))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.distill import find_device
 from recollect.evaluate import train
+from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import seeded
@@ -133,14 +134,18 @@ def main() -> None:
     images = recollect.load(DATASETS[name], root=arguments.root)
     protocol = replace(STREAMS[name], on="validation", use_validation=False)
     device = find_device(arguments.device)
-    rows: list[tuple[tuple[int, ...], Any]] = ROWS[name] if arguments.row is None else [ROWS[name][arguments.row]]
+    rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
+    if arguments.row is not None:
+        if arguments.row not in range(len(rows)):
+            raise recollect.RecollectError(f"there is no row {arguments.row} of {name}: give 0 to {len(rows) - 1}")
+        rows = rows[arguments.row :][:1]
     if arguments.bounds:
         rows = [(JUDGED[name], "all-data"), (JUDGED[name], "gdumb")]
     elif arguments.paper or arguments.change:
         rows = [(JUDGED[name], PAPER if arguments.paper else json.loads(arguments.change))]
     for tasks, row in rows:
         tasks = tuple(arguments.tasks or tasks)
-        done = json.loads(arguments.out.read_text()) if arguments.out and arguments.out.exists() else {}
+        done = read_json(arguments.out) if arguments.out and arguments.out.exists() else {}
         key = f"{name}, tasks {' '.join(map(str, tasks))}, seed {seed}: {row}"
         key = key if isinstance(row, str) else title(name, tasks, seed, row)
         if key in done:
@@ -156,8 +161,9 @@ def main() -> None:
                 found |= {"validation": {}, "failed": str(error)}
         found |= {"seed": seed, "tasks": list(tasks), "networks": arguments.networks, "environment": where()}
         print(f"{key}: {line(found)}", flush=True)
-        if arguments.out:
-            arguments.out.write_text(json.dumps(done | {key: found}, indent=1) + "\n")
+        if arguments.out:  # which another process may have written meanwhile
+            done = read_json(arguments.out) if arguments.out.exists() else {}
+            write_json(arguments.out, done | {key: found})
 
 
 def where() -> dict[str, Any]:

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure(images: recollect.Images, name: str, steps: int, networks: int) -> dict[str, Any]:
-    config = replace(recollect.DistillConfig(), **{"outer_steps": steps} | ROWS[name])
+    config = replace(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
     began = time.perf_counter()
     memory = recollect.distill(images, config, progress=partial(show, name))
     seconds = time.perf_counter() - began

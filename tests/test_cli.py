@@ -90,7 +90,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_distill(call, toy_npz, toy_images, folder):
     out, err = call("distill", toy_npz, *TINY)
-    assert out == "184 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
+    assert out == "186 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
     assert err.startswith("toy: step 1/3  loss ")
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED
@@ -121,7 +121,7 @@ def test_quiet_prints_the_result_alone(call, toy_npz):
 def test_resume_of_a_finished_run_changes_nothing(call, run):
     before = contents(run)
     out, _ = call("resume", run)
-    lines = f"184 numbers in {run / 'memory.safetensors'}\nreport in {run / 'report.html'}\n"
+    lines = f"186 numbers in {run / 'memory.safetensors'}\nreport in {run / 'report.html'}\n"
     assert out == lines  # however long the path
     assert contents(run) == before
 
@@ -165,7 +165,7 @@ def test_evaluate(call, run, toy_images):
     both = ["mlp:width=8", "convnet:width=2,depth=1"]
     pixels = f"{toy_images.train.images.numel():,} numbers"
     assert [row[:3] for row in table] == [
-        *(["memory", "184 numbers", name] for name in both),
+        *(["memory", "186 numbers", name] for name in both),
         *(["random real images", "192 numbers", name] for name in both),
         ["all the data", pixels, "mlp:width=8"],
     ]
@@ -262,7 +262,7 @@ def test_info(call, whole):
     for path in (whole, whole / "memory.safetensors"):
         out, err = call("info", path)
         assert out.startswith(f"{whole / 'memory.safetensors'}\n")
-        for text in ("3: cat, dog, frog", "1x8x8", "[4, 1, 4, 4] F32", "184 of 192 numbers", "network mlp:width=8"):
+        for text in ("3: cat, dog, frog", "1x8x8", "[6, 1, 4, 4] F32", "186 of 192 numbers", "network mlp:width=8"):
             assert text in out
         assert err == ""
 
@@ -529,7 +529,7 @@ MISTAKES = """
     distill good.npz --bases 99                 | 99 bases do not fit 1 image per class (192 numbers): at most 10 bases
     distill good.npz --bases 2 --addressing one-hot | bases is 2, but one-hot addressing has
     distill good.npz --downsample 9             | downsample is 9 for images of 8x8: give 1 to 8
-    distill good.npz --inner-per-class 11       | inner_per_class is 11, but each class recalls only 10 images
+    distill good.npz --inner-per-class 11       | inner_per_class is 11, but each class recalls only 5 images
     distill good.npz --classes-per-step 4       | classes_per_step is 4, but there are 3 classes
     distill good.npz --window 61                | window is 61 in an unroll of 60 inner_steps: give at most 60
     distill good.npz --inner-lr nan             | inner_lr is nan: give a number above 0

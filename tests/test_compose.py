@@ -698,8 +698,13 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
             compose([a, b], others)
     with pytest.warns(UserWarning, match="fitted again from the training images"):
         found = compose([a, b], [make_images(name="others", seed=1), images])
-    assert torch.equal(found.images, whole.images)
     assert torch.allclose(found.preprocess(images.test.images), whole.preprocess(images.test.images), atol=1e-5)
+    other = make(name="c", preprocess=Preprocess.fit(make_images(seed=1).train.images, "zca"))
+    other.save(tmp_path / "c.safetensors")
+    for sidecar in tmp_path.glob("zca-*"):
+        sidecar.unlink()
+    with pytest.raises(RecollectError, match="a and c are whitened differently"):
+        compose([a, Memory.load(tmp_path / "c.safetensors")])
 
 
 def test_what_was_chosen_for_cifar100_is_that_of_the_files():

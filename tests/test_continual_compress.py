@@ -59,7 +59,7 @@ def test_a_share_too_small_for_the_bases(toy_images):
         memory_sizes(Stream(toy_images, CONFIG), replace(CONFIG, buffer=2))
     with pytest.raises(RecollectError, match="downsample is 9 for images of 8x8"):
         memory_size(replace(CONFIG, downsample=9), (1, 8, 8), 3, 256)
-    assert memory_size(replace(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 * 2 // (5 * 16)
+    assert memory_size(replace(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 // (16 + 4 * 3)
 
 
 # --- side by side --------------------------------------------------------------------------------------------------

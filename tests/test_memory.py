@@ -117,12 +117,14 @@ def test_the_papers_numbers_of_matrices(budget, bases, matrices):
 
 
 def test_default_bases():
-    """Near what was best on validation; a matrix for every 20 numbers of a base, or one where not so many fit."""
+    """A matrix for every 20 numbers of a base and 4 or more, or where not so many fit, one or more."""
     assert [budget.default_bases() for budget in (MNIST, CIFAR10, CIFAR100)] == [27, 26, 67]
     assert [budget.matrices(budget.default_bases()) for budget in (MNIST, CIFAR10, CIFAR100)] == [9, 41, 38]
     tight = Budget(1, 2, (3, 8, 8), downsample=1, query_size=64)
     assert tight.default_bases() == tight.bases(1) == 1
     assert tight.matrices(1) == 3
+    small = Budget(1, 10, (1, 8, 8))
+    assert (small.default_bases(), small.matrices(11)) == (11, 4)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])

@@ -67,6 +67,7 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     value, found = distiller.gradient(state)
 
     pictures, real = (images.train.images[rows].double() / 255 for rows in (drawn.shots, drawn.rows))
+    assert set(drawn.seen) == {"flip", "crop"}
     pictures = augment.apply(pictures, drawn.seen)
     logits = Network("mlp:width=8,depth=1", images.shape, 6).logits(state.encoder, pictures)
     if form == "unit":  # two pictures of each class, three images of each picture
@@ -331,8 +332,8 @@ def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
         assert query.argmax() == label
     for change, message in (
         ({"encoder_epochs": 0}, r"labels\.safetensors is asked with labels: to go on .* give query_form chances"),
-        ({"query_form": "unit"}, "give query_form chances, and encoder_epochs"),
-        ({"query_size": images.classes + 1}, "has query size 3, this run 4"),
+        ({"query_form": "unit"}, "give query_form chances, query_size 3, and encoder_epochs"),
+        ({"query_size": images.classes + 1}, "give query_form chances, query_size 3, and encoder_epochs"),
     ):
         with pytest.raises(RecollectError, match=message):
             distill(images, replace(config, **change))

@@ -146,25 +146,25 @@ def compose(
         raise RecollectError("a classifier needs two classes or more: name another")
     memories = list({id(part.memory): part.memory for part in chosen}.values())
     called = dict(zip(map(id, memories), _distinct([memory.name for memory in memories]), strict=True))
-    given = [images] if isinstance(images, Images) else images
+    datasets = [images] if isinstance(images, Images) else images
     first = memories[0]
-    fits = first.preprocess(next((each for each in given if each.name == first.header.dataset), None))
+    fits = first.preprocess(next((each for each in datasets if each.name == first.header.dataset), None))
     moved = {id(memory): _alike(first, memory, called) for memory in memories[1:]}
     most = max(len(memory.addressing) for memory in memories)
-    images, sources = [], []
+    recalls, sources = [], []
     for part in chosen:
         recalled, _ = part.memory.recall(part.labels)
         theirs = moved.get(id(part.memory))
         recalled = recalled if theirs is None else fits(theirs.undo(recalled) * 255)
         by_class = recalled.unflatten(0, (len(part.labels), -1))  # [Q, r, C, H, W]
-        images.append(by_class[:, torch.arange(most) % by_class.shape[1]].flatten(0, 1))
+        recalls.append(by_class[:, torch.arange(most) % by_class.shape[1]].flatten(0, 1))
         dataset = part.memory.header.dataset
         sources += [Source(called[id(part.memory)], dataset, name) for name in part.names]
     labels = torch.arange(len(sources)).repeat_interleave(most)
     brought = [called[key] for key, theirs in moved.items() if theirs is not None]
     notice = f"{', '.join(brought)} brought to the mean and deviation of {called[id(first)]}" if brought else ""
     names = _class_names(sources)
-    return Composition(torch.cat(images), labels, names, fits, memory_recipe(first), tuple(sources), notice)
+    return Composition(torch.cat(recalls), labels, names, fits, memory_recipe(first), tuple(sources), notice)
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -199,12 +199,11 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
         raise RecollectError(f"{ours} has images of {a}, {theirs} of {b}: compose memories of one image shape")
     if first.header.preprocessing == other.header.preprocessing:
         return None
-    found = other.preprocess()
-    zca, another = first.preprocess().zca, found.zca
+    zca, another = ((memory.header.preprocessing.get("zca") or {}).get("file") for memory in (first, other))
     if zca is None and another is None:
-        return found
+        return other.preprocess()
     if zca and another:
-        what = f"{ours} and {theirs} are whitened differently ({zca.file_name}, {another.file_name})"
+        what = f"{ours} and {theirs} are whitened differently ({zca}, {another})"
     else:
         what = f"{ours if zca else theirs} is whitened (ZCA) and {theirs if zca else ours} is not"
     raise RecollectError(f"{what}: distil both with one whitening, or without (--preprocess normalise)")

@@ -68,7 +68,8 @@ class DistillConfig:
     init: Literal["kaiming", "xavier", "unit"] = "kaiming"
     """of bases and addressing: Kaiming uniform (the paper), Xavier uniform (its code), or so that recalls have variance 1"""
     start: str | None = None
-    """a memory of the same sizes to go on from (its file), instead of fresh bases and addressing"""
+    """a memory of the same sizes to go on from (its file), instead of fresh bases and addressing. One that is asked with labels
+    can go on with query images, as chances"""
     preprocess: Literal["auto", "normalise", "zca"] = "auto"
     """per-channel normalisation, with or without ZCA whitening. Auto: ZCA for svhn, cifar10 and cifar100"""
     network: str = "convnet"

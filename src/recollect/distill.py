@@ -109,10 +109,12 @@ def _sizes(config: DistillConfig, images: Images) -> tuple[int, int]:
         if config.bases not in (None, bases):
             raise RecollectError(f"bases is {config.bases}, but one-hot addressing has {bases} here: leave it out")
         return bases, budget.per_class()
-    bases = config.bases or budget.default_bases()
+    bases = config.bases or (budget.bases(config.matrices) if config.matrices else budget.default_bases())
     most = budget.matrices(bases)
     if config.matrices is not None and config.matrices > most:
-        raise RecollectError(f"matrices is {config.matrices}, but only {most} fit beside {bases} bases: give fewer")
+        raise RecollectError(
+            f"matrices is {config.matrices}, but only {most} fit beside {bases} bases: give fewer of either"
+        )
     return bases, config.matrices or most
 
 
@@ -152,10 +154,11 @@ def _start(config: DistillConfig, images: Images) -> Memory:
     if memory.encoder and config.encoder_epochs:
         raise RecollectError(f"{config.start} has an encoder that has learnt: leave out encoder_epochs")
     if query == "labels" and config.query == "images":
-        if config.query_form != "chances" or not config.encoder_epochs:
+        alike = (config.query_form, config.query_size) == ("chances", len(memory.class_names))
+        if not (alike and config.encoder_epochs):
             raise RecollectError(
-                f"{config.start} is asked with labels: to go on from it with pictures, give query_form chances, and "
-                "encoder_epochs (15) to learn the labels in"
+                f"{config.start} is asked with labels: to go on from it with pictures, give query_form chances, query_size "
+                f"{len(memory.class_names)}, and encoder_epochs (15) to learn the labels in"
             )
         query, form = config.query, config.query_form
     for what, theirs, ours in (

@@ -116,21 +116,18 @@ class Budget:
         return k
 
     def default_bases(self) -> int:
-        """As many as fit with the usual number of matrices: for 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100.
-        `select` finds better."""
-        return self.numbers // (
-            self.base_numbers + usual_matrices(self.base_numbers) * self.query_numbers
-        ) or self.bases(1)
+        """For 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. `select` finds better."""
+        return usual_bases(self.numbers, self.base_numbers, self.query_numbers) or self.bases(1)
 
     def per_class(self) -> int:
         """How many images of each class fit without learned addressing (K = N', one-hot A)."""
         return self.numbers // (self.classes * self.base_numbers)
 
 
-def usual_matrices(base_numbers: int) -> int:
-    """One for every 20 numbers of a base: what was best on validation, more or less, wherever it was looked for
-    (docs/recipe.md), and what the paper has for CIFAR-100."""
-    return max(1, base_numbers // 20)
+def usual_bases(numbers: int, base_numbers: int, query_numbers: int) -> int:
+    """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more; 0 where none does. A rule
+    through the few points where it was looked for (docs/recipe.md)."""
+    return numbers // (base_numbers + max(4, base_numbers // 20) * query_numbers)
 
 
 def recall(bases: Tensor, addressing: Tensor, queries: Tensor, size: tuple[int, int]) -> Tensor:

@@ -26,7 +26,7 @@ from recollect.errors import RecollectError
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start
 from recollect.header import Header
-from recollect.memory import Memory, recall, usual_matrices
+from recollect.memory import Memory, recall, usual_bases
 from recollect.nets import Network, Shape
 from recollect.seeds import seeded
 
@@ -52,7 +52,7 @@ def memory_size(config: ContinualConfig, shape: Shape, classes: int, share: int)
         raise RecollectError(f"downsample is {config.downsample} for images of {height}x{width}: give less")
     base = channels * -(-height // config.downsample) * -(-width // config.downsample)
     most = share // (base + classes)
-    bases = config.bases or max(1, min(share // (base + usual_matrices(base) * classes), most))
+    bases = config.bases or usual_bases(share, base, classes) or 1
     if bases > most:
         fits = f"at most {most} fit with one addressing matrix" if most else "not even one fits"
         raise RecollectError(
