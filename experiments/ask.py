@@ -39,7 +39,10 @@ from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import seeded
 
-MEMORY = {"bases": 64, "matrices": 16}
+MEMORY = {
+    "bases": 64, "matrices": 16, "augment": "flip", "real_per_class": 20, "inner_lr": 0.03, "inner_steps": 40, "window": 30,
+}  # fmt: skip
+CLASSES = 20  # of an outer step
 ASKED = {
     "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
@@ -56,7 +59,7 @@ def main() -> None:
     parser.add_argument("--root")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=4000, help="outer steps of the memory of labels")
+    parser.add_argument("--steps", type=int, default=6000, help="outer steps of the memory of labels")
     parser.add_argument("--picture-steps", type=int, default=1000, help="and then of those of pictures")
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--draws", type=int, default=5)
@@ -68,7 +71,8 @@ def main() -> None:
     images = recollect.load(given.data, root=given.root)
     changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in given.set)}
     device = find_device(changes.get("device", "auto"))
-    shared = {**MEMORY, "classes_per_step": given.ways, "outer_steps": given.steps, **changes, "device": device}
+    shared = MEMORY | {"classes_per_step": min(CLASSES, images.classes), "outer_steps": given.steps}
+    shared |= changes | {"device": device}
     rows: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
     due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
     labels = given.runs / LABELS
