@@ -53,7 +53,7 @@ Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]
 """(the shots of each class of each task, other pictures of each task) -> the class of each of these, as the method sees it"""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data")
     parser.add_argument("--root")
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--set", nargs="*", default=[], help="settings of the distillations, as name=value in JSON")
     parser.add_argument("--on", choices=["test", "validation"], default="test")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     images = recollect.load(given.data, root=given.root)
     changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in given.set)}
     device = find_device(changes.get("device", "auto"))

@@ -1,5 +1,7 @@
 """A classifier from unlabelled pictures: what is recalled, whether it works, and what is refused."""
 
+import importlib.util
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,3 +179,37 @@ def test_what_was_done_to_many_pictures_is_one_line(memory):
     given = [Image.new("RGB", (side, side)) for side in range(5, 11)]
     notice = ask(memory, {"a": given, "b": shots(1)}).notice
     assert notice == "a: in colour, made grey; 9x9, made 4x4; 8x8, made 4x4; 4 other sizes"
+
+
+def test_the_experiment(tmp_path, monkeypatch):
+    """All six rows; the memories of pictures go on from that of labels, and what is finished is not run again."""
+    small = "mlp:width=8,depth=1"
+    monkeypatch.setattr(sys.modules["recollect.distill"], "ENCODER", small)
+    path = Path(__file__).parent.parent / "experiments" / "ask.py"
+    spec = importlib.util.spec_from_file_location("asking", path)
+    experiment = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(experiment)
+    settings = [f'network="{small}"', "images_per_class=4", "bases=3", "matrices=4", "downsample=1", "inner_steps=3"]
+    settings += ["window=2", "encoder_epochs=2", "real_per_class=5"]
+    options = ["digits", "--ways", "2", "--steps", "3", "--picture-steps", "2", "--draws", "2", "--on", "validation"]
+    options += ["--out", str(tmp_path / "rows.json"), "--runs", str(tmp_path / "runs"), "--set", *settings]
+    experiment.main(options)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert list(rows) == [f"{method}, {shots} shot" for shots in (1, 5) for method in experiment.METHODS]
+    labels = Memory.load(tmp_path / "runs" / "labels" / "memory.safetensors")
+    for name, row in rows.items():
+        assert (row["on"], [len(draw) for draw in row["values"]]) == ("validation", [5, 5])
+        if name.startswith("image"):
+            assert (
+                row["made"]["start"]["config"]
+                == labels.header.made["config"]
+                == rows["classify-then-recall, 1 shot"]["made"]["config"]
+            )
+            assert row["made"]["config"]["shots"] == int(name.split()[-2])
+    del rows["nearest neighbour, 5 shot"]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(experiment, "distilled", None)
+    experiment.main(options)
+    again = json.loads((tmp_path / "rows.json").read_text())
+    assert len(again) == 6
+    assert all(again[name] == row for name, row in rows.items())
