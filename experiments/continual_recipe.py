@@ -97,6 +97,8 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
             {"replay": 40},
             {"augment": "flip"},
             {"inner_steps": 20, "inner_lr": 0.05},
+            {"inner_per_class": 5},
+            {"window": 20},
         )
     ],
     # a tenth of the stream
