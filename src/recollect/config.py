@@ -40,7 +40,7 @@ class DistillConfig:
     """the budget: as many floats as this many images of each class"""
     bases: int | None = None
     """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: as many as fit with one matrix
-    for every 20 numbers of a base"""
+    for every 20 numbers of a base, and four or more"""
     addressing: Literal["learned", "one-hot"] = "learned"
     """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
     matrices: int | None = None

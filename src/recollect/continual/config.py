@@ -39,7 +39,7 @@ class ContinualConfig:
 
     bases: int | None = 24
     """of a task's memory; its addressing matrices fill the rest of the task's share. Default: as
-    many as fit with one matrix for every 20 numbers of a base"""
+    many as fit with one matrix for every 20 numbers of a base, and four or more"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     init: Literal["kaiming", "xavier", "unit"] = "kaiming"
