@@ -32,7 +32,7 @@ from torch.func import functional_call
 
 import recollect
 from recollect.ask import ask
-from recollect.distill import ENCODER, find_device, resolve
+from recollect.distill import encoder_recipe, find_device, resolve
 from recollect.evaluate import memory_recipe, train
 from recollect.files import write_json
 from recollect.nets import Network, Params
@@ -87,10 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories |= dict(zip(runs, made, strict=True))
     kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
-    recipe = recollect.Recipe(ENCODER, asked["encoder_epochs"], batch=128, augment=asked["encoder_augment"])
-    trained = functools.cache(
-        lambda: pretrained(images, recipe, kind, device)
-    )  # for both baselines, if either is to run
+    recipe = encoder_recipe(replace(recollect.DistillConfig(), **asked))
+    trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
     for name, shots in due:

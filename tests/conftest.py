@@ -1,7 +1,10 @@
-"""Toy data: three classes of small images, each class with bright rows of its own; and a memory of them."""
+"""Toy data: three classes of small images, each class with bright rows of its own; and a memory of them. Experiments as
+modules."""
 
+import importlib.util
 import os
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,6 +19,15 @@ from recollect.header import Header
 torch.set_num_threads(1)  # tiny tensors, and several test runs beside each other
 
 CLASSES = ("cat", "dog", "frog")
+
+
+def experiment_module(name: str) -> ModuleType:
+    """The script experiments/NAME.py."""
+    path = Path(__file__).parent.parent / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"experiment_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def toy_arrays(channels: int = 1, per_class: int = 20, side: int = 8) -> dict[str, np.ndarray]:

@@ -1,6 +1,5 @@
 """Compose: training sets out of several memories, classifiers and their files, pictures, the command, the experiment."""
 
-import importlib.util
 import itertools
 import json
 import re
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CLASSES, make_memory, toy_arrays
+from conftest import CLASSES, experiment_module, make_memory, toy_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -709,14 +708,13 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
 
 def test_what_was_chosen_for_cifar100_is_that_of_the_files():
     text = (ROOT / "docs" / "compose.md").read_text()
-    tried = json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar100, tasks 0 and 1 of compose.py"][
-        "rows"
-    ]
+    bases = json.loads((ROOT / "experiments" / "bases.json").read_text())
+    tried = bases["cifar100, tasks 0 and 1 of compose.py"]["rows"]
     assert len(tried) == 7
     for row in tried:
         own = ", ".join(f"{value:.1f}" for value in row["own tasks"])
-        bases = re.findall(r"bases=(\d+)", row["settings"])[0]
-        assert re.search(rf"^\| {bases} bases.* \| {own} \| {row['mixed']:.1f} \|$", text, re.M)
+        count = re.findall(r"bases=(\d+)", row["settings"])[0]
+        assert re.search(rf"^\| {count} bases.* \| {own} \| {row['mixed']:.1f} \|$", text, re.M)
     found = json.loads((ROOT / "experiments" / "compose-cifar100-validation.json").read_text())
     assert found["settings"]["on"] == "validation"
     for row in found["rows"].values():
@@ -746,10 +744,7 @@ def test_the_first_try_of_asking_is_that_of_the_file():
 
 @pytest.fixture(scope="module")
 def experiment():
-    spec = importlib.util.spec_from_file_location("experiment", ROOT / "experiments" / "compose.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return experiment_module("compose")
 
 
 def test_tasks_of_the_experiment(experiment):

@@ -337,3 +337,7 @@ def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
     ):
         with pytest.raises(RecollectError, match=message):
             distill(images, replace(config, **change))
+
+
+def test_matrices_without_bases_leave_room_for_them():
+    assert resolve(replace(ASKED, bases=None, matrices=9), toy()).matrices == 9

@@ -437,9 +437,10 @@ class Distiller:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, device = self.config, self.config.device
         flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
-        recipe = Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.encoder_augment)
         part = self.preprocess.on(device, self.pixels), self.labels
-        (params,) = train(flat, [part], recipe, [int(seeded(config.seed, TEACH).initial_seed())], device, compute)
+        (params,) = train(
+            flat, [part], encoder_recipe(config), [int(seeded(config.seed, TEACH).initial_seed())], device, compute
+        )
         with torch.no_grad():
             for name, p in params.items():
                 state.encoder[name].copy_(p)
@@ -502,6 +503,11 @@ def _recipe(config: DistillConfig) -> Recipe:
     if config.inner_optimiser == "adam":
         return Recipe(network=config.network, augment=augmentation)
     return Recipe(network=config.network, lr=config.inner_lr, momentum=config.inner_momentum, augment=augmentation)
+
+
+def encoder_recipe(config: DistillConfig) -> Recipe:
+    """How an encoder is taught to name classes, before it is distilled with."""
+    return Recipe(ENCODER, config.encoder_epochs, batch=128, augment=config.encoder_augment)
 
 
 def to_memory(state: State, images: Images, config: DistillConfig, preprocess: Preprocess) -> Memory:
