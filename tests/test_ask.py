@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import experiment_module
@@ -12,7 +13,7 @@ from PIL import Image
 from test_distill import CONFIG, toy
 from test_queries import ASKED
 
-from recollect import Memory, Recipe, RecollectError, distill
+from recollect import Memory, Preprocess, Recipe, RecollectError, distill
 from recollect.ask import ask, folders
 from recollect.cli import main
 from recollect.compose import Classifier
@@ -120,6 +121,38 @@ def test_command(memory, tmp_path, capsys):
     assert Classifier.load(tmp_path / "new.safetensors").class_names == ("bright above", "bright below")
     assert main(["info", str(tmp_path / "toy.safetensors")]) == 0
     assert "190" in capsys.readouterr().out  # the encoder's numbers
+
+
+def test_whitening_that_is_not_at_hand_comes_from_the_dataset(memory, tmp_path, capsys):
+    fitted = Preprocess.fit(toy().train.images, "zca")
+    whitened = Memory(
+        memory.bases, memory.addressing, replace(memory.header, preprocessing=fitted.to_json()), memory.encoder
+    )
+    whitened.fitted = fitted
+    groups = {"a": shots(0), "b": shots(1)}
+    expected = ask(whitened, groups)
+    whitened.save(tmp_path / "toy.safetensors")
+    (sidecar,) = tmp_path.glob("zca-*")
+    sidecar.unlink()
+    with pytest.raises(RecollectError, match="is not beside the memory"):
+        ask(Memory.load(tmp_path / "toy.safetensors"), groups)
+    with pytest.warns(UserWarning, match="fitted again from the training images"):
+        found = ask(Memory.load(tmp_path / "toy.safetensors"), groups, toy())
+    assert torch.allclose(found.images, expected.images, atol=1e-4)
+    arrays = {}
+    for key, split in (("train", toy().train), ("val", toy().validation), ("test", toy().test)):
+        arrays |= {f"x_{key}": split.images.numpy(), f"y_{key}": split.labels.numpy()}
+    np.savez(tmp_path / "toy.npz", **arrays)
+    for name, label in (("a", 0), ("b", 1)):
+        (tmp_path / "groups" / name).mkdir(parents=True)
+        for number in range(2):
+            picture(tmp_path / "groups" / name, label, number)
+    line = ["ask", str(tmp_path / "toy.safetensors"), str(tmp_path / "groups"), "--network", "mlp:width=16", "--quiet"]
+    assert main(line) == 2
+    assert "is not beside the memory" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="fitted again from the training images"):
+        assert main([*line, "--data", str(tmp_path / "toy.npz")]) == 0
+    assert "trained on 12 recalled images" in capsys.readouterr().out
 
 
 MISTAKES = """

@@ -693,7 +693,9 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
     sidecar.unlink()
     a, b = (Memory.load(tmp_path / f"{name}.safetensors") for name in "ab")
     for others in ((), make_images(name="others", seed=1)):
-        with pytest.raises(RecollectError, match=r"is not beside .* as in recollect evaluate or compose --test"):
+        with pytest.raises(
+            RecollectError, match=r"is not beside .* as in recollect evaluate, compose --test or ask --data"
+        ):
             compose([a, b], others)
     with pytest.warns(UserWarning, match="fitted again from the training images"):
         found = compose([a, b], [make_images(name="others", seed=1), images])

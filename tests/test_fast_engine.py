@@ -1,7 +1,9 @@
 """The engine against unroll.metagradient, with the same arguments: exact in float64, whatever was run before."""
 
+import gc
 import importlib.util
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from recollect.data import augment
 from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
 from recollect.fast.chain import Chain, fits
-from recollect.fast.engine import MOST_PLANS, Engine, Start, precision
+from recollect.fast.engine import MOST_PLANS, WARM_UP, Engine, Start, captured, no_garbage, precision
 from recollect.fast.flat import General, Pieces
 from recollect.nets import Network
 
@@ -308,6 +310,60 @@ def test_what_was_given_stays():
     for ours, theirs in zip((images, labels, batches, *query), (*data()[:3], *data()[3]), strict=True):
         assert torch.equal(ours, theirs)
     assert all(torch.equal(p, mlp()[1][name]) for name, p in params.items())
+
+
+class Cycle:
+    """What only the garbage collector frees."""
+
+    def __init__(self, held: object):
+        self.held, self.itself = held, self
+
+
+@pytest.fixture
+def eager_collector():
+    """The garbage collector runs whenever a few objects are made."""
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    yield
+    gc.set_threshold(*before)
+
+
+def busy() -> None:
+    _ = [[number] for number in range(100)]
+
+
+def test_nothing_is_collected_meanwhile(eager_collector):
+    with no_garbage():
+        freed = weakref.ref(Cycle(None))
+        busy()
+        assert freed() is not None
+    busy()
+    assert freed() is None
+    gc.disable()
+    with no_garbage():
+        pass
+    was = gc.isenabled()
+    gc.enable()
+    assert not was
+
+
+def test_an_old_graph_does_not_spoil_a_capture(eager_collector):
+    """Freed while another is captured, it would invalidate that one."""
+    counter, calls, old = torch.zeros(1, device=DEVICE), 0, []
+
+    def step() -> None:
+        nonlocal calls
+        calls += 1
+        counter.add_(1)
+        if calls == WARM_UP + 1:  # on a GPU, this is the capture
+            old.clear()
+        busy()
+
+    old.append(Cycle(captured(lambda: counter.add_(1), counter.device)))
+    replay = captured(step, counter.device)
+    counter.zero_()
+    replay()
+    assert counter.item() == 1
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recollect.compose import Composition, Picture, Source, read_picture
+from recollect.data import Images
 from recollect.data.pictures import visible
 from recollect.errors import RecollectError
 from recollect.evaluate import memory_recipe
@@ -21,12 +22,15 @@ from recollect.memory import Memory
 MOST_NOTICES = 3  # of a group: folders hold pictures of many sizes
 
 
-def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]") -> Composition:
+def ask(
+    memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None
+) -> Composition:
     """What a memory recalls for groups of pictures, as a training set.
 
     Arguments:
         memory: one that is asked with pictures (distilled with query "images").
         groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W].
+        images: the memory's own dataset, from which a whitening file that is not at hand is fitted again.
     """
     if not memory.header.query:
         raise RecollectError(
@@ -36,7 +40,7 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]") -> C
     if len(groups) < 2:
         raise RecollectError(f"a classifier needs two groups of pictures or more, not {len(groups)}: give another")
     shots, notices, recalled = memory.header.query["shots"], [], []
-    preprocess = memory.preprocess()
+    preprocess = memory.preprocess(images)
     for name, given in groups.items():
         if len(given) < shots:
             has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"
@@ -49,10 +53,10 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]") -> C
         with torch.no_grad():
             recalled.append(memory.recall(memory.encode(preprocess(pixels)))[0])
     most = max(map(len, recalled))
-    images = torch.cat([some[torch.arange(most) % len(some)] for some in recalled])
+    answer = torch.cat([some[torch.arange(most) % len(some)] for some in recalled])
     labels = torch.arange(len(groups)).repeat_interleave(most)
     sources = tuple(Source(memory.name, memory.header.dataset, name) for name in groups)
-    return Composition(images, labels, tuple(groups), preprocess, memory_recipe(memory), sources, "; ".join(notices))
+    return Composition(answer, labels, tuple(groups), preprocess, memory_recipe(memory), sources, "; ".join(notices))
 
 
 def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory) -> tuple[Tensor, str]:

@@ -187,6 +187,12 @@ class Ask(Training):
     """a memory file, or the folder of a run"""
     pictures: Positional[tuple[Path, ...]]
     """a folder of pictures for each class, or one folder with such folders in it"""
+    data: str | None = None
+    """the memory's own dataset, from which a whitening file that is not beside the memory is fitted again"""
+    root: Path | None = None
+    """folder with the official files"""
+    size: int | None = None
+    """resize the images of a folder"""
 
 
 @dataclass(frozen=True)

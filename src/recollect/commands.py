@@ -280,10 +280,13 @@ def _compose(command: cli.Compose) -> int:
 @run.register
 def _ask(command: cli.Ask) -> int:
     from recollect.ask import ask, folders
+    from recollect.data import load
     from recollect.memory import Memory
 
     groups = folders(command.pictures)
-    composition = ask(Memory.load(memory_path(command.memory)), groups)
+    memory = Memory.load(memory_path(command.memory))
+    images = load(command.data, root=command.root, size=command.size) if command.data else None
+    composition = ask(memory, groups, images)
     _used(_trained(composition, command), command)
     return 0
 

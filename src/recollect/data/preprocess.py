@@ -173,7 +173,7 @@ def _load_zca(folder: Path, name: str) -> Zca:
     if Path(name).name != name or not os.path.isfile(path):
         raise RecollectError(
             f"the whitening file {name} is not beside the memory in {folder}: copy it there "
-            "(where the memory's dataset is at hand, as in recollect evaluate or compose --test, it is fitted again)"
+            "(where the memory's dataset is given, as in recollect evaluate, compose --test or ask --data, it is fitted again)"
         )
     try:
         data = path.read_bytes()

@@ -340,6 +340,22 @@ def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # other threads may go on
+        with (
+            no_garbage(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):  # other threads may go on
             step()
     return graph.replay
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Nothing is collected while this lasts: an older graph that is freed during a capture would spoil it."""
+    gc.collect()  # or what is due would wait
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
