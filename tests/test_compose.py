@@ -23,6 +23,7 @@ from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectE
 from recollect.cli import main
 from recollect.compose import KEY, Cancelled, Source
 from recollect.data.preprocess import Zca
+from recollect.files import read_json
 
 ROOT = Path(__file__).parent.parent
 RECIPE = Recipe(network="mlp:width=8", epochs=5, batch=4, lr=0.05)
@@ -735,13 +736,57 @@ def test_what_was_chosen_for_cifar100_is_that_of_the_files():
     assert all(f"| {row['epochs 300']:.1f} |" in text for row in trials.values())
 
 
-def test_the_first_try_of_asking_is_that_of_the_file():
-    text = (ROOT / "docs" / "compose.md").read_text()
-    found = json.loads((ROOT / "experiments" / "ask-cifar100-first.json").read_text())
+def spread(row: dict) -> str:
+    return f"{row['mean']:.1f} ± {row.get('deviation', row.get('deviation over tasks and draws')):.1f}"
+
+
+def test_composing_cifar100_is_that_of_the_files():
+    text, readme = ((ROOT / name).read_text() for name in ("docs/compose.md", "README.md"))
+    found = {ways: read_json(ROOT / "experiments" / f"compose-cifar100-{ways}-way.json") for ways in (2, 5)}
+    for source in ("memories", "random real images", "all the data"):
+        two, five = (found[ways]["rows"][f"{ways}-way, {source}"] for ways in (2, 5))
+        assert two["n"] == five["n"] == len(two["values"]) == len(five["values"]) == 1000
+        assert re.search(rf"\| {spread(two)} \| [\d. ±]* ?\| {spread(five)} \|", text)
+    row = found[5]["rows"]["5-way, memories"]
+    assert f"with {spread(row)} % (1,000 tasks; paper 46.5; one H200, {row['minutes']:.0f} minutes)" in readme
+    command = text[text.index("python experiments/compose.py cifar100") :].split("\n\n")[0].replace("\\\n      ", "")
+    for ways, each in found.items():
+        assert each["settings"]["on"] == "test"
+        assert each["settings"] == found[2]["settings"] | {"test_ways": [ways]}
+        told, ran = (
+            set(text.replace("experiments/", "").replace("runs/", "").replace("DATA", "data").split())
+            for text in (command.replace("ways 2", f"ways {ways}").replace("2-way", f"{ways}-way"), each["command"])
+        )
+        assert told == ran
+
+
+@pytest.mark.parametrize("name", ["ask-cifar100", "ask-cifar100-validation", "ask-cifar100-first"])
+def test_asking_is_that_of_the_files(name):
+    text, readme = ((ROOT / path).read_text() for path in ("docs/compose.md", "README.md"))
+    found = read_json(ROOT / "experiments" / f"{name}.json")
     assert len(found) == 6
-    for row in found.values():
-        assert row["on"] == "validation"
-        assert f"{row['mean']:.1f} ± {row['deviation over tasks and draws']:.1f} |" in text
+    for key, row in found.items():
+        assert row["on"] == ("test" if name == "ask-cifar100" else "validation")
+        draws = 5 if row["on"] == "test" else 2
+        assert [len(values) for values in row["values"]] == [20] * draws
+        method, shots = key.removesuffix(" shot").split(", ")
+        if name != "ask-cifar100-validation":
+            place = r"[\d. ±|]*" if shots == "5" else ""
+            assert re.search(rf"\| {method} \|{place} {spread(row)} \|", text)
+        else:
+            assert spread(row) in text
+    if name == "ask-cifar100":
+        row = found["image addressing, 5 shot"]
+        minutes = row["minutes of distilling"]
+        told = f"{spread(row)} %\n  (20 tasks, 5 draws; paper 71.2; one H200, {minutes:.0f} minutes of distilling)"
+        assert told in readme
+        labels = found["classify-then-recall, 5 shot"]["minutes of distilling"]
+        assert f"{labels:.1f} minutes for the labels' and {minutes - labels:.1f} for each" in text
+        for kind in ("labels", "1-shot", "5-shot"):
+            memory = Memory.load(ROOT / "memories" / "cifar100-asked" / f"{kind}.safetensors")
+            assert f"({memory.floats:,} floats of" in text
+            method = "classify-then-recall, 1" if kind == "labels" else f"image addressing, {kind[0]}"
+            assert memory.header.made == found[f"{method} shot"]["made"]
 
 
 @pytest.fixture(scope="module")
