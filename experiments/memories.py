@@ -23,12 +23,12 @@ import recollect
 from recollect.files import write_json
 from recollect.runs import Run, environment
 
-GREY = {"bases": 16}
-LONG = GREY | {"inner_steps": 200, "window": 60, "outer_lr": 0.015, "outer_steps": 3000}
-FLIPPED = {"bases": 32, "augment": "flip", "window": 60}
+ALL = {"bases": 16}
+LONG = ALL | {"inner_steps": 200, "window": 60, "outer_lr": 0.015, "outer_steps": 3000}
+FLIPPED = ALL | {"augment": "flip", "window": 60}
 LEGS: dict[str, list[dict[str, Any]]] = {
-    "mnist": [GREY | {"outer_steps": 1500}, LONG],
-    "fashion-mnist": [GREY | {"outer_steps": 3500}, LONG],
+    "mnist": [ALL | {"outer_steps": 1500}, LONG],
+    "fashion-mnist": [ALL | {"outer_steps": 3500}, LONG],
     "cifar10": [
         FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
         FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},

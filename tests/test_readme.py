@@ -94,8 +94,9 @@ def test_the_search_is_that_of_the_files():
     chosen = [row for path in files for row in json.loads(path.read_text())["results"]]
     rates = json.loads((ROOT / "experiments" / "cifar10-rates.json").read_text())
     chosen += [row for row in rates["trained otherwise"] if row["memory"] == "after two legs"]
-    begun = json.loads((ROOT / "experiments" / "cifar10-32-bases" / "cifar10-1.json").read_text())
-    chosen += [row for leg in (*rates["legs"], *begun["legs"]) for row in leg["curve"]]
+    wide = json.loads((ROOT / "experiments" / "cifar10-32-bases" / "cifar10-1.json").read_text())
+    chosen += [row for leg in (*rates["legs"], *wide["legs"]) for row in leg["curve"]]
+    assert f"On test {wide['test']['mean']:.1f} ± {wide['test']['deviation']:.1f}." in recipe
     chosen += json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar10"]["rows"]
     for row in [*(row["evaluation"] for row in rows), *chosen]:
         assert row["on"] == "validation"
