@@ -434,11 +434,16 @@ def test_rivals_resume(tmp_path, monkeypatch, capsys):
     runs = {path.name: path.read_bytes() for path in (tmp_path / "rivals-rotations").iterdir()}
     matrices = [json.loads(runs[f"gem-{seed}.json"])["matrix"] for seed in (0, 1)]
     assert row["bti"]["mean"] == pytest.approx(sum(metrics(matrix).bti for matrix in matrices) / 2)
-    (tmp_path / "rivals-rotations" / "gem-1.json").unlink()
+    for path in ("rivals-rotations/gem-0.json", "rivals-rotations/gem-1.json", "found.json"):
+        (tmp_path / path).unlink()
+    rivals.main([*asked, "--only", "1"])
+    assert [path.name for path in (tmp_path / "rivals-rotations").iterdir()] == ["gem-1.json"]
+    assert not (tmp_path / "found.json").exists()
     capsys.readouterr()
     rivals.main(asked)
-    assert "seed 0 task" not in capsys.readouterr().out  # it was there
+    assert "seed 1 task" not in capsys.readouterr().out  # it was there
     assert json.loads((tmp_path / "rivals-rotations" / "gem-1.json").read_bytes())["matrix"] == matrices[1]
+    assert json.loads((tmp_path / "found.json").read_text())["rotations"]["gem"]["ra"] == row["ra"]
     with pytest.raises(RecollectError, match=r"gem-0\.json was run with other settings"):
         rivals.main([*asked, "--set", "lr=0.5"])
 
