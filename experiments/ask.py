@@ -10,13 +10,13 @@ the task's classes. The baselines see the same pictures:
     nearest neighbour       the class of the nearest shot, in the features of a ConvNet trained on all training images
     classify-then-recall    that ConvNet names each group of shots, and the memory of labels recalls these classes
 
-That ConvNet is trained as the encoder is before it is distilled with. Memories lie in --runs and are resumed, those of pictures
-on a GPU at the same time; rows that the file already holds are not run again.
+That ConvNet is trained as the encoder is before it is distilled with. Memories lie in --runs, as runs that are resumed or as
+files (the project's: --runs memories/cifar100-asked); those of pictures are distilled at the same time on a GPU. Rows that the
+file already holds are not run again.
 """
 
 import argparse
 import functools
-import json
 import statistics
 import time
 import warnings
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import begun, setting
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -48,6 +49,7 @@ ASKED = {
     "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
+NOT_SETTINGS = ("root", "out", "runs", "methods", "shots")  # where, and which rows
 
 Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]
 """(the shots of each class of each task, other pictures of each task) -> the class of each of these, as the method sees it"""
@@ -65,15 +67,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--shots", type=int, nargs="*", default=[1, 5])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--set", nargs="*", default=[], help="settings of the distillations, as name=value in JSON")
+    parser.add_argument("--set", nargs="*", default=[], help="settings of the distillations: window=30")
     parser.add_argument("--on", choices=["test", "validation"], default="test")
     given = parser.parse_args(arguments)
     images = recollect.load(given.data, root=given.root)
-    changes = {name: json.loads(value) for name, value in (item.split("=", 1) for item in given.set)}
+    changes = dict(map(setting, given.set))
     device = find_device(changes.get("device", "auto"))
     shared = MEMORY | {"classes_per_step": min(CLASSES, images.classes), "outer_steps": given.steps}
     shared |= changes | {"device": device}
-    rows: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
+    found = begun("ask", given.out, settings, arguments)
+    rows = found["rows"]
     due = [(method, shots) for shots in given.shots for method in given.methods if row_name(method, shots) not in rows]
     labels = given.runs / LABELS
     asked = shared | ASKED | {"query_size": images.classes, "outer_steps": given.picture_steps} | changes
@@ -96,20 +100,20 @@ def main(arguments: list[str] | None = None) -> None:
         run = LABELS if name == "classify-then-recall" else f"{shots}-shot"
         memory = memories[run] if name != "nearest neighbour" else None
         method = METHODS[name](trained, memory, device)
-        found = [accuracies(getattr(images, given.on), method, tasks, shots, draw) for draw in range(given.draws)]
-        values = [value for draw in found for value in draw]
+        by_draw = [accuracies(getattr(images, given.on), method, tasks, shots, draw) for draw in range(given.draws)]
+        values = [value for draw in by_draw for value in draw]
         rows[row] = {
             "mean": statistics.mean(values),
             "deviation over tasks and draws": statistics.stdev(values),
             "n": f"{len(tasks)} tasks, {given.draws} draws of shots",
             "on": given.on,
-            "values": found,
+            "values": by_draw,
             "seconds": time.perf_counter() - began,
             "minutes of distilling": sum(minutes(given.runs / each) for each in {LABELS, run}) if memory else None,
             "made": memory.header.made if memory else None,
             "environment": environment(),
         }
-        write_json(given.out, rows)
+        write_json(given.out, found)
         print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
 
 
@@ -118,7 +122,11 @@ def row_name(method: str, shots: int) -> str:
 
 
 def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) -> recollect.Memory:
-    """A memory from its run's folder: finished, resumed or new."""
+    """A memory from its file, or from its run's folder: finished, resumed or new."""
+    if (file := folder.with_suffix(".safetensors")).exists():
+        memory = recollect.Memory.load(file)
+        memory.preprocess(images)
+        return memory
 
     def show(line: dict[str, Any]) -> None:
         if line["step"] % 100 == 0:

@@ -10,10 +10,7 @@ processes may share the distilling (--only 0 1 2 3 4, and so on) before one does
 """
 
 import argparse
-import ast
-import shlex
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import begun, setting
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
@@ -67,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     images, device = load(given.data, root=given.root), find_device(given.device)
-    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(_setting, given.set)))
+    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
@@ -83,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
         distil_all(images, tasks, config, preprocess, given.memories, given.only, given.together)
         return
     settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
-    found = _begun(given.out, settings, arguments)
+    found = begun("compose", given.out, settings, arguments)
     every = list(range(len(tasks)))
     memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
     found["distilled"] = {path.stem: read_json(path) for path in sorted(given.memories.glob("task-*.json"))}
@@ -112,25 +110,6 @@ def main(arguments: list[str] | None = None) -> None:
                 f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)",
                 flush=True,
             )
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
-def _begun(out: Path, settings: dict[str, Any], arguments: list[str] | None) -> dict[str, Any]:
-    """The file as far as it was written, or a new one."""
-    if out.exists():
-        found = read_json(out)
-        if found["settings"] != settings:
-            raise RecollectError(f"{out} was begun with other settings: give another --out")
-        return found
-    command = shlex.join(["python", "experiments/compose.py", *(sys.argv[1:] if arguments is None else arguments)])
-    return {"command": command, "settings": settings, "environment": environment(), "rows": {}}
 
 
 # --- memories --------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """A classifier from unlabelled pictures: what is recalled, whether it works, and what is refused."""
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from recollect import Memory, Preprocess, Recipe, RecollectError, distill
 from recollect.ask import ask, folders
 from recollect.cli import main
 from recollect.compose import Classifier
+from recollect.files import read_json, write_json
 
 TRAINED = replace(
     ASKED,
@@ -119,6 +119,8 @@ def test_command(memory, tmp_path, capsys):
     assert "mlp:width=16 trained on 12 recalled images" in printed
     assert f"{wanted}: bright above, " in printed
     assert Classifier.load(tmp_path / "new.safetensors").class_names == ("bright above", "bright below")
+    assert main(["classify", str(tmp_path / "new.safetensors"), str(wanted)]) == 0
+    assert capsys.readouterr().out == printed[printed.index(f"{wanted}: ") :]
     assert main(["info", str(tmp_path / "toy.safetensors")]) == 0
     assert "190" in capsys.readouterr().out  # the encoder's numbers
 
@@ -136,6 +138,8 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(memory, tmp_path, 
     sidecar.unlink()
     with pytest.raises(RecollectError, match="is not beside the memory"):
         ask(Memory.load(tmp_path / "toy.safetensors"), groups)
+    with pytest.raises(RecollectError, match="group 'b' has 1 picture"):  # told before anything is fitted
+        ask(Memory.load(tmp_path / "toy.safetensors"), groups | {"b": shots(1, 1)}, toy())
     with pytest.warns(UserWarning, match="fitted again from the training images"):
         found = ask(Memory.load(tmp_path / "toy.safetensors"), groups, toy())
     assert torch.allclose(found.images, expected.images, atol=1e-4)
@@ -201,6 +205,19 @@ def test_mistakes_are_one_line(place, line, capsys):
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("asked.safetensors", "no pictures named: recollect classify CLASSIFIER picture.png"),
+        ("asked.safetensors few/0.png", "not a classifier of recollect"),
+        ("nowhere.safetensors few/0.png", "nowhere.safetensors does not exist"),
+    ],
+)
+def test_mistakes_in_classifying(place, line, expected, capsys):
+    assert main(["classify", *line.split()]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "command", ["compose asked.safetensors:cat", "compose asked.safetensors", "recall asked.safetensors --out x"]
 )
 def test_labels_are_not_for_it(place, command, capsys):
@@ -224,7 +241,8 @@ def test_the_experiment(tmp_path, monkeypatch):
     options = ["digits", "--ways", "2", "--steps", "3", "--picture-steps", "2", "--draws", "2", "--on", "validation"]
     options += ["--out", str(tmp_path / "rows.json"), "--runs", str(tmp_path / "runs"), "--set", *settings]
     experiment.main(options)
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    written = read_json(tmp_path / "rows.json")
+    rows = written["rows"]
     assert list(rows) == [f"{method}, {shots} shot" for shots in (1, 5) for method in experiment.METHODS]
     labels = Memory.load(tmp_path / "runs" / "labels" / "memory.safetensors")
     for name, row in rows.items():
@@ -235,9 +253,21 @@ def test_the_experiment(tmp_path, monkeypatch):
         if name.startswith("classify"):
             assert row["made"]["config"] == labels.header.made["config"]
     del rows["nearest neighbour, 5 shot"]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    monkeypatch.setattr(experiment, "distilled", None)
-    experiment.main(options)
-    again = json.loads((tmp_path / "rows.json").read_text())
+    write_json(tmp_path / "rows.json", written)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "distilled", None)
+        experiment.main(options)
+    again = read_json(tmp_path / "rows.json")["rows"]
     assert len(again) == 6
     assert all(again[name] == row for name, row in rows.items())
+    with pytest.raises(RecollectError, match=r"rows\.json was begun with other settings"):
+        experiment.main([*options, "--draws", "3"])
+    (tmp_path / "files").mkdir()
+    for name in ("labels", "1-shot", "5-shot"):
+        Memory.load(tmp_path / "runs" / name / "memory.safetensors").save(tmp_path / "files" / f"{name}.safetensors")
+    experiment.main([*options, "--runs", str(tmp_path / "files"), "--out", str(tmp_path / "measured.json")])
+    measured = read_json(tmp_path / "measured.json")["rows"]
+    assert {name: row["values"] for name, row in measured.items()} == {
+        name: row["values"] for name, row in again.items()
+    }
+    assert not any(row["minutes of distilling"] for row in measured.values())

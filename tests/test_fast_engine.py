@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import threading
 import warnings
 import weakref
 
@@ -325,6 +326,7 @@ def eager_collector():
     before = gc.get_threshold()
     gc.set_threshold(1, 1, 1)
     yield
+    gc.enable()
     gc.set_threshold(*before)
 
 
@@ -342,11 +344,29 @@ def test_nothing_is_collected_meanwhile(eager_collector):
     gc.disable()
     with no_garbage():
         pass
-    was = gc.isenabled()
-    gc.enable()
-    assert not was
+    assert not gc.isenabled()  # as it was
 
 
+def test_one_thread_at_a_time_is_without_the_collector():
+    order, first_is_in = [], threading.Event()
+
+    def other() -> None:
+        first_is_in.wait()
+        with no_garbage():
+            order.append(("other", gc.isenabled()))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with no_garbage():
+        first_is_in.set()
+        thread.join(0.1)
+        order.append(("first", gc.isenabled()))
+    thread.join()
+    assert order == [("first", False), ("other", False)]
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="captures need a GPU")
 def test_an_old_graph_does_not_spoil_a_capture(eager_collector):
     """Freed while another is captured, it would invalidate that one."""
     counter, calls, old = torch.zeros(1, device=DEVICE), 0, []
@@ -355,7 +375,7 @@ def test_an_old_graph_does_not_spoil_a_capture(eager_collector):
         nonlocal calls
         calls += 1
         counter.add_(1)
-        if calls == WARM_UP + 1:  # on a GPU, this is the capture
+        if calls == WARM_UP + 1:  # this is the capture
             old.clear()
         busy()
 

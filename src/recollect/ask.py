@@ -39,8 +39,7 @@ def ask(
         )
     if len(groups) < 2:
         raise RecollectError(f"a classifier needs two groups of pictures or more, not {len(groups)}: give another")
-    shots, notices, recalled = memory.header.query["shots"], [], []
-    preprocess = memory.preprocess(images)
+    shots, notices, pictures = memory.header.query["shots"], [], []
     for name, given in groups.items():
         if len(given) < shots:
             has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"
@@ -50,8 +49,10 @@ def ask(
             )
         pixels, notice = _pixels(given, memory)
         notices += [f"{name}: {notice}"] if notice else []
-        with torch.no_grad():
-            recalled.append(memory.recall(memory.encode(preprocess(pixels)))[0])
+        pictures.append(pixels)
+    preprocess = memory.preprocess(images)
+    with torch.no_grad():
+        recalled = [memory.recall(memory.encode(preprocess(pixels)))[0] for pixels in pictures]
     most = max(map(len, recalled))
     answer = torch.cat([some[torch.arange(most) % len(some)] for some in recalled])
     labels = torch.arange(len(groups)).repeat_interleave(most)

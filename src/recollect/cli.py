@@ -3,6 +3,7 @@ only when a command needs it."""
 
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -192,7 +193,17 @@ class Ask(Training):
     root: Path | None = None
     """folder with the official files"""
     size: int | None = None
-    """resize the images of a folder"""
+    """resize the images of --data, where that is a folder"""
+
+
+@dataclass(frozen=True)
+class Classify:
+    """Say what pictures show, by a classifier that compose or ask has saved."""
+
+    classifier: Positional[Path]
+    """its .safetensors file"""
+    pictures: Positional[tuple[Path, ...]]
+    """files; they are resized, and made grey or RGB"""
 
 
 @dataclass(frozen=True)
@@ -338,6 +349,7 @@ def parse(arguments: list[str]) -> object:
         | Annotated[Recall, subcommand("recall")]
         | Annotated[Compose, subcommand("compose")]
         | Annotated[Ask, subcommand("ask")]
+        | Annotated[Classify, subcommand("classify")]
         | Annotated[Plot, subcommand("plot")]
         | Annotated[Info, subcommand("info")]
         | Annotated[DataTop, subcommand("data")]
@@ -371,6 +383,7 @@ def _stream(arguments: list[str]) -> ContinualConfig:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit code 0; 2 for a mistake in what was given; 130 or 143 for a run that was told to stop."""
+    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"  # without a line of our code
     try:
         try:
             command = parse(sys.argv[1:] if arguments is None else arguments)

@@ -263,10 +263,13 @@ def _recall(command: cli.Recall) -> int:
 def _compose(command: cli.Compose) -> int:
     from recollect.compose import compose
     from recollect.data import load
+    from recollect.memory import Memory
 
     if not command.memories:
         raise RecollectError("no memory named: recollect compose a.safetensors:cat,dog b.safetensors:truck")
     chosen = _chosen(command.memories)
+    first = chosen[0] if isinstance(chosen[0], Memory) else chosen[0].memory
+    _can_be_used(first.image_shape, command)
     tests = [load(name, root=command.root, size=command.size) for name in command.test]
     composition = compose(chosen, tests)
     tested = composition.split(*tests, on=command.on) if tests else None
@@ -285,20 +288,24 @@ def _ask(command: cli.Ask) -> int:
 
     groups = folders(command.pictures)
     memory = Memory.load(memory_path(command.memory))
+    _can_be_used(memory.image_shape, command)
     images = load(command.data, root=command.root, size=command.size) if command.data else None
     composition = ask(memory, groups, images)
     _used(_trained(composition, command), command)
     return 0
 
 
-def _trained(composition, command: cli.Training):
-    """A classifier trained on a composition; what cannot be read or written is told before."""
+def _can_be_used(image_shape: tuple[int, int, int], command: cli.Training) -> None:
+    """Refuse what cannot be written or read, before a classifier is trained."""
     from recollect.compose import read_picture
 
     if command.save and command.save.exists():
         raise RecollectError(f"{command.save} already exists: give another name (--save)")
     for picture in command.classify:
-        read_picture(picture, composition.image_shape)
+        read_picture(picture, image_shape)
+
+
+def _trained(composition, command: cli.Training):
     given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
     recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
     with report.steps("classifier", recipe.epochs, command.quiet) as show:
@@ -312,10 +319,24 @@ def _used(classifier, command: cli.Training) -> None:
     if command.save:
         classifier.save(command.save)
         report.say(f"classifier  {command.save}")
-    answers = classifier.classify(command.classify) if command.classify else []
-    for picture, answer in zip(command.classify, answers, strict=True):
+    if command.classify:
+        _answers(classifier, command.classify)
+
+
+def _answers(classifier, pictures: Sequence[Path]) -> None:
+    for picture, answer in zip(pictures, classifier.classify(pictures), strict=True):
         notice = f"  [{answer.notice}]" if answer.notice else ""
         report.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
+
+
+@run.register
+def _classify(command: cli.Classify) -> int:
+    from recollect.compose import Classifier
+
+    if not command.pictures:
+        raise RecollectError("no pictures named: recollect classify CLASSIFIER picture.png ...")
+    _answers(Classifier.load(command.classifier), command.pictures)
+    return 0
 
 
 def _chosen(texts: Sequence[str]):

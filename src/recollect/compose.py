@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import safetensors.torch
 import torch
 from PIL import Image
@@ -148,8 +149,8 @@ def compose(
     called = dict(zip(map(id, memories), _distinct([memory.name for memory in memories]), strict=True))
     datasets = [images] if isinstance(images, Images) else images
     first = memories[0]
-    fits = first.preprocess(next((each for each in datasets if each.name == first.header.dataset), None))
     moved = {id(memory): _alike(first, memory, called) for memory in memories[1:]}
+    fits = first.preprocess(next((each for each in datasets if each.name == first.header.dataset), None))
     most = max(len(memory.addressing) for memory in memories)
     recalls, sources = [], []
     for part in chosen:
@@ -387,7 +388,7 @@ def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
                 opened.load()
         else:
             opened = picture
-        pixels, notices = pictures._pixels(name, opened, None, None), []
+        pixels, notices = pictures._pixels(name, opened, None, None), _lost(opened)
         if len(pixels) != shape[0]:
             notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
             pixels = pictures._pixels(name, opened, None, "RGB" if shape[0] == 3 else "L")
@@ -396,6 +397,14 @@ def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
         notices.append(f"{found.shape[2]}x{found.shape[1]}, made {shape[2]}x{shape[1]}")
         found = torch.nn.functional.interpolate(found[None], shape[1:], mode="bilinear", antialias=True)[0]
     return found, "; ".join(notices)
+
+
+def _lost(picture: "Image.Image") -> list[str]:
+    """What a network that sees grey or RGB pixels of 8 bits will not see of it."""
+    if picture.mode.startswith("I"):
+        return ["of 16 bits, made 8"]
+    clear = picture.has_transparency_data and np.asarray(picture.convert("RGBA"))[..., 3].min() < 255
+    return ["transparent in parts, made opaque"] if clear else []
 
 
 # --- its file --------------------------------------------------------------------------------------------------------

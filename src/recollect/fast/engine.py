@@ -340,22 +340,24 @@ def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph will need again
         graph = torch.cuda.CUDAGraph()
-        with (
-            no_garbage(),
-            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
-        ):  # other threads may go on
+        mode = "thread_local"  # other threads may go on
+        with no_garbage(), torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             step()
     return graph.replay
 
 
 @contextmanager
 def no_garbage() -> Iterator[None]:
-    """Nothing is collected while this lasts: an older graph that is freed during a capture would spoil it."""
-    gc.collect()  # or what is due would wait
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+    """Nothing is collected while this lasts: an older graph that is freed during a capture would spoil it.
+
+    The collector is the whole process's, as the switches are: one thread at a time is in here.
+    """
+    with _switches:
+        gc.collect()  # or what is due would wait
+        was = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was:
+                gc.enable()
