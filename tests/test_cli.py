@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -864,3 +865,8 @@ def test_some_classes_of_a_dataset(call, folder):
     assert "mlp:width=8" in out
     _, err = call(*["distill", "digits", "--classes", "seven", "--out", "other"], code=2)
     assert "unknown class of digits 'seven'" in err
+
+
+def test_a_warning_is_one_line(call):
+    call("info", "nowhere.safetensors", code=2)
+    assert warnings.formatwarning("fitted again", UserWarning, "memory.py", 7) == "note: fitted again\n"
