@@ -80,8 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise RecollectError(f"there is no task {wrong[0]}: give some of 0 to {len(tasks) - 1}")
         distil_all(images, tasks, config, preprocess, given.memories, given.only, given.together)
         return
-    settings = {name: value for name, value in vars(given).items() if name not in NOT_SETTINGS}
-    found = begun("compose", given.out, settings, arguments)
+    found = begun("compose", given, NOT_SETTINGS, arguments)
     every = list(range(len(tasks)))
     memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
     found["distilled"] = {path.stem: read_json(path) for path in sorted(given.memories.glob("task-*.json"))}

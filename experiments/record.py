@@ -3,7 +3,8 @@
 import ast
 import shlex
 import sys
-from pathlib import Path
+from argparse import Namespace
+from collections.abc import Collection
 from typing import Any
 
 from recollect import RecollectError
@@ -11,12 +12,13 @@ from recollect.files import read_json
 from recollect.runs import environment
 
 
-def begun(script: str, out: Path, settings: dict[str, Any], arguments: list[str] | None) -> dict[str, Any]:
-    """The file as far as it was written with the same settings, or a new one."""
-    if out.exists():
-        found = read_json(out)
+def begun(script: str, given: Namespace, not_settings: Collection[str], arguments: list[str] | None) -> dict[str, Any]:
+    """The file `given.out` as far as it was written with the same settings, or a new one."""
+    settings = {name: value for name, value in vars(given).items() if name not in not_settings}
+    if given.out.exists():
+        found = read_json(given.out)
         if found["settings"] != settings:
-            raise RecollectError(f"{out} was begun with other settings: give another --out")
+            raise RecollectError(f"{given.out} was begun with other settings: give another --out")
         return found
     command = shlex.join(["python", f"experiments/{script}.py", *(sys.argv[1:] if arguments is None else arguments)])
     return {"command": command, "settings": settings, "environment": environment(), "rows": {}}
