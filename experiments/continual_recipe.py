@@ -52,6 +52,7 @@ BASE = PAPER | {
 }  # fmt: skip
 
 COLOUR = {"inner_steps": 40, "inner_lr": 0.02, "inner_per_class": 10, "outer_lr": 0.01, "init": "kaiming"}
+LONG = {"inner_steps": 160, "window": 20, "window_place": "random"}
 LARGE = {"per_task": 6000, "inner_steps": 40, "init": "kaiming", "replay": 10}
 
 ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
@@ -88,18 +89,22 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((90,), {"inner_steps": 40, "inner_lr": 0.03, "init": "kaiming", "replay": 90}),
     ],
     "cifar100": [
-        ((2, 10, 17), COLOUR | change)
-        for change in (
-            {},
-            {"inner_lr": 0.05},
-            {"inner_lr": 0.01},
-            {"outer_lr": 0.02},
-            {"replay": 40},
-            {"augment": "flip"},
-            {"inner_steps": 20, "inner_lr": 0.05},
-            {"inner_per_class": 5},
-            {"window": 20},
-        )
+        ((2, 10, 17), COLOUR | {"outer_lr": 0.02}),
+        ((2, 10, 17), COLOUR | {"inner_steps": 20, "inner_lr": 0.05}),
+        ((2, 10, 17), COLOUR | {"window": 20}),
+        *(
+            ((2, 17), COLOUR | LONG | change)
+            for change in (
+                {},
+                {"inner_lr": 0.03},
+                {"inner_lr": 0.01},
+                {"replay": 40},
+                {"augment": "flip"},
+                {"inner_per_class": 20},
+                {"window": 40},
+                {"init": "unit"},
+            )
+        ),
     ],
     # a tenth of the stream
     "rotations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.05, 0.08, 0.12)]

@@ -20,7 +20,9 @@ CONFIG = ContinualConfig(
 )  # fmt: skip
 PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
 SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
+RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
+SIDE_BY_SIDE = KINDS | {"unrolls of random length": RANDOM}
 
 
 def distilled(images, config, tasks, device="cpu") -> list[Memory]:
@@ -83,10 +85,10 @@ def engine(monkeypatch):
     compress._unroller.cache_clear()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, kind, engine):
     """To the byte, but for the rounding of a GPU's batched unroll."""
-    config = replace(KINDS[kind], networks_per_step=2, ema=0.5, clip_running=2.0)
+    config = replace(SIDE_BY_SIDE[kind], networks_per_step=2, ema=0.5, clip_running=2.0)
     together = distilled(toy_images, config, [0, 1, 2])
     backwards = [distilled(toy_images, config, [task])[0] for task in (2, 1, 0)][::-1]
     for one, other in zip(together, backwards, strict=True):
@@ -98,10 +100,10 @@ def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, ki
         assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatch):
     """The same memories to rounding, on a CPU and by a GPU's engine, with fewer tasks side by side in the end too."""
-    config, found = replace(KINDS[kind], networks_per_step=2), []
+    config, found = replace(SIDE_BY_SIDE[kind], networks_per_step=2), []
     for switch in (lambda: None, engine):
         switch()
         for pays in (False, True):
@@ -318,11 +320,31 @@ def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
     config = replace(CONFIG, inner_per_class=2)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     matrices = compressor.size.matrices
-    rows = compressor._start(0, 0).batches
+    rows = compressor._start(0, 0, 3).batches
     assert rows.shape == (3, 6)
     assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] and len(set(row.tolist())) == 6 for row in rows)
-    assert torch.equal(rows, compressor._start(0, 0).batches)
-    assert not torch.equal(rows, compressor._start(1, 0).batches)
+    assert torch.equal(rows, compressor._start(0, 0, 3).batches)
+    assert not torch.equal(rows, compressor._start(1, 0, 3).batches)
+
+
+def test_unrolls_of_random_length(toy_images, monkeypatch):
+    """From the window's to the whole, by seed and step; the window is at the end of each."""
+    lengths, windows, real = [], set(), compress.unroll.metagradient
+    monkeypatch.setattr(compress.span, "pays", lambda *_: False)
+
+    def watched(loss, params, images, labels, batches, query, **options):
+        lengths.append(len(batches))
+        windows.add(options["window"])
+        return real(loss, params, images, labels, batches, query, **options)
+
+    monkeypatch.setattr(compress.unroll, "metagradient", watched)
+    config = replace(RANDOM, outer_per_batch=10)
+    distilled(toy_images, config, [0])
+    once = [*lengths]
+    assert set(once) == {2, 3, 4, 5, 6}
+    assert windows == {2}
+    distilled(toy_images, config, [1, 2])
+    assert lengths[len(once) :] == [length for length in once for _ in range(2)]
 
 
 # --- the memory ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from recollect.memory import Memory, recall, usual_bases
 from recollect.nets import Network, Shape
 from recollect.seeds import seeded
 
-START, KEEP, REPLAY, INNER = range(50, 54)  # what a generator is for
+START, KEEP, REPLAY, INNER, LENGTH = range(50, 55)  # what a generator is for
 ADAM_BETA2, ADAM_EPSILON = 0.999, 1e-8
 
 
@@ -103,18 +103,18 @@ class Unroller:
 
     def __call__(
         self, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor | None,
-        **options: Any,
+        longest: int, **options: Any,
     ) -> Tensor:  # fmt: skip
         """[S, N, C, H, W], [S, N] and ([S, Q, C, H, W], [S, Q]) -> dJ / d images, [S, N, C, H, W]; where it is worth while, in
-        the span of bases [S, K, C, H, W]"""
+        the span of bases [S, K, C, H, W]. `longest` is the longest unroll to come."""
         if bases is not None and self.room and not starts[0].augment:
             try:
-                return self._in_coordinates(starts, images, labels, query, bases, **options)
+                return self._in_coordinates(starts, images, labels, query, bases, longest=longest, **options)
             except torch.OutOfMemoryError:
                 self.spanned.clear()
                 self.room = False
         if self.engine:
-            found = self.engine.together(starts, images, labels, query, **options, weights=False)
+            found = self.engine.together(starts, images, labels, query, longest=longest, **options, weights=False)
         else:
             found = [
                 unroll.metagradient(
@@ -205,8 +205,8 @@ class Compressor:
 
     def _outer_step(self, batches: Sequence[Batch]) -> None:
         """Lines 4 to 16 of Algorithm 1, for all tasks."""
-        config, copies = self.config, self.config.networks_per_step
-        starts = [self._start(task, copy) for task in self.tasks for copy in range(copies)]
+        config, copies, length = self.config, self.config.networks_per_step, self._length()
+        starts = [self._start(task, copy, length) for task in self.tasks for copy in range(copies)]
         pixels, truth = (part.repeat_interleave(copies, 0) for part in self._query(batches))
         bases, addressing = (tensor.requires_grad_() for tensor in self.learned)
         queries = torch.eye(self.classes, device=self.device)
@@ -216,8 +216,8 @@ class Compressor:
         labels = torch.arange(self.classes, device=self.device).repeat_interleave(self.size.matrices)
         by_images = self.unroll(
             starts, recalled.detach().repeat_interleave(copies, 0), labels.expand(len(starts), -1), (pixels, truth),
-            self._whole_bases(), lr=config.inner_lr, momentum=config.inner_momentum, bridge=config.bridge,
-            window=config.window,
+            self._whole_bases(), config.inner_steps, lr=config.inner_lr, momentum=config.inner_momentum,
+            bridge=config.bridge, window=config.window,
         )  # fmt: skip
         gradients = torch.autograd.grad(recalled, (bases, addressing), by_images.unflatten(0, (-1, copies)).mean(1))
         with torch.no_grad():
@@ -232,12 +232,19 @@ class Compressor:
         whole = vmap(lambda bases: recall(bases, one[None], one, self.stream.shape[1:]))(self.learned[0].detach())
         return whole.repeat_interleave(self.config.networks_per_step, 0)
 
-    def _start(self, task: int, copy: int) -> Start:
+    def _length(self) -> int:
+        """Inner steps of this outer step: the same for all tasks, whoever is beside them."""
+        if self.config.window is None or self.config.window_place == "late":
+            return self.config.inner_steps
+        generator = seeded(self.stream.seed, LENGTH, self.step)
+        return int(torch.randint(self.config.window, self.config.inner_steps + 1, (), generator=generator))
+
+    def _start(self, task: int, copy: int, steps: int) -> Start:
         """A fresh network, what each of its inner steps sees of the recalled images, and how augmented."""
-        steps, matrices, each = self.config.inner_steps, self.size.matrices, self.config.inner_per_class
+        matrices, each = self.size.matrices, self.config.inner_per_class
         generator = seeded(self.stream.seed, INNER, task, self.step, copy)
         params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
-        rows = self.everything  # [T, B]
+        rows = self.everything[:steps]  # [T, B]
         if each < matrices:
             picks = torch.rand(steps, self.classes, matrices, generator=generator).argsort(-1)[..., :each]
             rows = (picks + torch.arange(self.classes)[:, None] * matrices).flatten(1)
