@@ -306,6 +306,7 @@ def _can_be_used(image_shape: tuple[int, int, int], command: cli.Training) -> No
 
 
 def _trained(composition, command: cli.Training):
+    """A classifier trained on a composition, by the recipe of its memory and what the command changes of it."""
     given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
     recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
     with report.steps("classifier", recipe.epochs, command.quiet) as show:

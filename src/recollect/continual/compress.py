@@ -1,7 +1,8 @@
 """Compress: tasks distilled into memories while their batches stream by, one after another or side by side.
 
-Tasks share nothing: everything random is drawn by (seed, task, step), so a task's memory does not depend on which tasks were
-beside it. On a GPU the inner networks of all tasks are one batched unroll. No network is ever trained on the stream.
+Tasks share nothing: everything random is drawn by seed, step and task (an unroll's length by the first two), so a task's
+memory does not depend on which tasks were beside it. On a GPU the inner networks of all tasks are one batched unroll. No
+network is ever trained on the stream.
 """
 
 import math
