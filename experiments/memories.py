@@ -26,12 +26,15 @@ from recollect.runs import Run, environment
 ALL = {"bases": 16}
 LONG = ALL | {"inner_steps": 200, "window": 60, "outer_lr": 0.015, "outer_steps": 3000}
 FLIPPED = ALL | {"augment": "flip", "window": 60}
+WHOLE = FLIPPED | {"inner_steps": 150, "window": None, "inner_per_class": 32, "outer_lr": 0.015}
 LEGS: dict[str, list[dict[str, Any]]] = {
     "mnist": [ALL | {"outer_steps": 1500}, LONG],
     "fashion-mnist": [ALL | {"outer_steps": 3500}, LONG],
     "cifar10": [
         FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
         FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},
+        WHOLE | {"outer_steps": 500},
+        WHOLE | {"outer_steps": 4400},
     ],
 }
 KEPT = 5  # memories on the way, of each leg
