@@ -5,7 +5,8 @@
 
 A row distils a few tasks of the stream, the buffer of each as it would be in the whole of it, and trains fresh networks on
 their memories. Rows that the file already holds are not run again. --bounds: networks on all images of a task, and on its
-share of real ones.
+share of real ones. The stream cifar100-halved stands in for cifar100 where there is no GPU: images of half the side, bases of
+the same size, a narrower network, 1,000 images a task.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 import recollect
 from recollect.config import Recipe
@@ -38,12 +40,14 @@ LENGTHS = (1, 2, 4)  # of the training at test, in unrolls
 # A task's reservoir holds 180, 100 and 30 images in Rotations; in MANY all of a task's 200, and 100.
 JUDGED = {
     "rotations": (2, 10, 17), "many": (60, 90), "cifar100": (2, 10, 17), "rotations-60k": (10,), "permutations-60k": (10,),
+    "cifar100-halved": (10,),
 }  # fmt: skip
 
 PAPER = {
     "inner_steps": 150, "inner_lr": 0.01, "inner_momentum": 0.9, "inner_per_class": 32, "outer_optimiser": "sgd",
     "outer_lr": 0.1, "outer_momentum": 0.5, "outer_schedule": "constant", "ema": 0.0, "clip_running": 0.0,
-    "init": "kaiming", "replay": 190, "networks_per_step": 1, "window": None, "test_steps": None,
+    "init": "kaiming", "replay": 190, "networks_per_step": 1, "window": None, "window_place": "late", "augment": "none",
+    "test_steps": None,
 }  # fmt: skip
 """and where it says nothing, its dataset distillation"""
 BASE = PAPER | {
@@ -52,7 +56,9 @@ BASE = PAPER | {
 }  # fmt: skip
 
 COLOUR = {"inner_steps": 40, "inner_lr": 0.02, "inner_per_class": 10, "outer_lr": 0.01, "init": "kaiming"}
-LONG = {"inner_steps": 160, "window": 20, "window_place": "random"}
+LONG = COLOUR | {"inner_steps": 160, "window": 20, "window_place": "random", "inner_lr": 0.01}
+FLIPPED = LONG | {"outer_lr": 0.08, "augment": "flip"}
+HALVED = {"per_task": 1000, "buffer": 800, "downsample": 1, "network": "lamaml:width=32,hidden=128"}
 LARGE = {"per_task": 6000, "inner_steps": 40, "init": "kaiming", "replay": 10}
 
 ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
@@ -93,18 +99,43 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((2, 10, 17), COLOUR | {"inner_steps": 20, "inner_lr": 0.05}),
         ((2, 10, 17), COLOUR | {"window": 20}),
         *(
-            ((2, 17), COLOUR | LONG | change)
+            ((2, 17), FLIPPED | change)
             for change in (
                 {},
-                {"inner_lr": 0.03},
-                {"inner_lr": 0.01},
-                {"replay": 40},
-                {"augment": "flip"},
-                {"inner_per_class": 20},
                 {"window": 40},
-                {"init": "unit"},
+                {"outer_lr": 0.05},
+                {"outer_lr": 0.12},
+                {"inner_per_class": 20},
+                {"inner_lr": 0.005},
+                {"replay": 40},
+                {"augment": "none"},
             )
         ),
+    ],
+    "cifar100-halved": [
+        ((10,), change)
+        for change in (
+            COLOUR,
+            COLOUR | {"init": "unit"},
+            COLOUR | {"inner_lr": 0.05},
+            COLOUR | {"init": "unit", "inner_lr": 0.05},
+            COLOUR | {"init": "unit", "outer_lr": 0.03},
+            COLOUR | {"inner_lr": 0.1, "inner_momentum": 0.5},
+            LONG | {"inner_lr": 0.02},
+            LONG,
+            LONG | {"inner_lr": 0.005},
+            LONG | {"outer_lr": 0.02},
+            LONG | {"outer_lr": 0.04},
+            LONG | {"outer_lr": 0.04, "inner_lr": 0.005},
+            LONG | {"outer_lr": 0.04, "inner_steps": 80},
+            LONG | {"outer_lr": 0.08},
+            LONG | {"outer_lr": 0.04, "replay": 10},
+            LONG | {"outer_lr": 0.04, "inner_steps": 320},
+            FLIPPED,
+            LONG | {"outer_lr": 0.08, "window": 40},
+            LONG | {"outer_lr": 0.08, "inner_per_class": 20},
+            FLIPPED | {"outer_lr": 0.16},
+        )
     ],
     # a tenth of the stream
     "rotations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.05, 0.08, 0.12)]
@@ -138,8 +169,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     name, seed = arguments.stream, arguments.seed
-    images = recollect.load(DATASETS[name], root=arguments.root)
-    protocol = replace(STREAMS[name], on="validation", use_validation=False)
+    whole = name.removesuffix("-halved")
+    images = recollect.load(DATASETS[whole], root=arguments.root)
+    protocol = replace(STREAMS[whole], on="validation", use_validation=False)
+    if name != whole:
+        images, protocol = halved(images), replace(protocol, **HALVED)
     device = find_device(arguments.device)
     rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
     if arguments.row is not None:
@@ -171,6 +205,15 @@ def main() -> None:
         if arguments.out:  # which another process may have written meanwhile
             done = read_json(arguments.out) if arguments.out.exists() else {}
             write_json(arguments.out, done | {key: found})
+
+
+def halved(images: recollect.Images) -> recollect.Images:
+    """The mean of every four pixels."""
+    splits = {}
+    for name in ("train", "validation", "test"):
+        split = getattr(images, name)
+        splits[name] = replace(split, images=F.avg_pool2d(split.images.float(), 2).round().byte())
+    return replace(images, **splits)
 
 
 def where() -> dict[str, Any]:

@@ -120,6 +120,9 @@ def test_the_continual_table_is_that_of_the_files():
         for row in stream["rows"]:
             assert row["n"] in (0, 5)
             assert not row["n"] or f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
+    for row in json.loads((ROOT / "experiments" / "continual-halved.json").read_text()).values():
+        once, twice = (found["mean"] for found in row["validation"].values())
+        assert f"{once:.1f}, {twice:.1f}" in table
     first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
     rivals = json.loads((ROOT / "experiments" / "rivals.json").read_text())
