@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import experiment_module
 from matplotlib.figure import Figure
 
 from recollect import Memory, RecollectError
@@ -380,3 +381,28 @@ def test_the_quoted_figures():
     best = {stream: max(q.ra for name, q in rows.items() if name != "compress") for stream, rows in show.PAPER.items()}
     assert [best[stream] for stream in ("rotations", "permutations", "many", "cifar100")] == [77.77, 76.88, 51.0, 61.18]
     assert "online" not in show.PAPER["cifar100"]  # the paper repeats another cell there
+
+
+def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
+    """A row of the list is run once, on the stream or on its stand-in of half the side."""
+    script = experiment_module("continual_recipe")
+    monkeypatch.setattr(script.recollect, "load", lambda name, root: toy_images)
+    split = replace(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
+    monkeypatch.setitem(script.STREAMS, "cifar100", split)
+    monkeypatch.setattr(script, "HALVED", {"downsample": 1, "buffer": 36})
+    row = {"inner_steps": 2, "window": 1, "window_place": "random", "inner_per_class": 2, "replay": 4}
+    for name in ("cifar100", "cifar100-halved"):
+        monkeypatch.setitem(script.ROWS, name, [((9,), {}), ((1,), row)])
+        monkeypatch.setattr(sys, "argv", ["x", name, "--row", "1", "--out", "found.json", "--networks", "2"])
+        script.main()
+        assert "2 steps" in capsys.readouterr().out
+        script.main()
+        assert not capsys.readouterr().out
+    found = json.loads((folder / "found.json").read_text())
+    assert [each["settings"]["window_place"] for each in found.values()] == ["random"] * 2
+    assert script.halved(toy_images).shape == (1, 4, 4)
+    four = toy_images.test.images[0, 0, 2:4, 6:8].double().mean()
+    assert abs(four - script.halved(toy_images).test.images[0, 0, 1, 3]) <= 0.5
+    monkeypatch.setattr(sys, "argv", ["x", "cifar100", "--row", "2"])
+    with pytest.raises(RecollectError, match=r"no row 2 of cifar100: give 0 to 1"):
+        script.main()

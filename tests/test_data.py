@@ -80,6 +80,11 @@ def test_stratified_holds_out_the_share_of_each_class(labels, share, seed):
         assert (1 <= out < n) if n > 1 else out == 0
 
 
+def test_what_is_shown_of_images_is_short(toy_images):
+    assert repr(toy_images) == "Images(toy: 3 classes of 1x8x8; 42 train, 6 validation, 12 test)"
+    assert repr(toy_images.test) == "Split(12 images of 1x8x8)"
+
+
 def test_split_depends_on_the_seed_alone():
     labels = torch.arange(10).repeat(30)
     first, second = stratified(labels, 0.1, 0)[1], stratified(labels, 0.1, 1)[1]

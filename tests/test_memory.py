@@ -337,6 +337,7 @@ def test_coefficients_and_their_similarity_are_what_they_are_defined_as():
 def test_size_counts_learned_addressing_and_not_an_implied_one(kind, size):
     learned, implied = make(kind=kind), make_one_hot(kind=kind)
     assert learned.floats == 4 * 2 * 3 * 4 + 2 * 3 * 4
+    assert repr(learned) == "Memory(toy: 3 classes of 2x6x8; 4 bases, 2 matrices, 120 numbers)"
     assert learned.nbytes == size * learned.floats
     assert implied.floats == 6 * 2 * 6 * 8
     assert implied.nbytes == size * implied.floats

@@ -188,6 +188,10 @@ class Memory:
         """the weights of the network that makes query vectors of pictures; none where labels are asked with"""
         _check_encoder(self.encoder, self.header, "the memory")
 
+    def __repr__(self) -> str:
+        kept = f"{len(self.bases)} bases, {len(self.addressing)} matrices, {self.floats:,} numbers"
+        return f"Memory({self.name}: {len(self.class_names)} classes of {'x'.join(map(str, self.image_shape))}; {kept})"
+
     @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.header.class_names)

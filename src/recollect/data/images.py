@@ -29,6 +29,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))})"
+
     def __getitem__(self, index: Tensor) -> "Split":
         return Split(self.images[index], self.labels[index])
 
@@ -64,6 +67,10 @@ class Images:
     class_names: tuple[str, ...]
     superclasses: tuple[int, ...] | None = None
     """for each class the number of its superclass, where the dataset has them (CIFAR-100)"""
+
+    def __repr__(self) -> str:
+        parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
+        return f"Images({self.name}: {self.classes} classes of {'x'.join(map(str, self.shape))}; {parts})"
 
     @property
     def shape(self) -> tuple[int, int, int]:
