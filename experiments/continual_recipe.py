@@ -107,7 +107,7 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
                 {"outer_lr": 0.12},
                 {"inner_per_class": 20},
                 {"inner_lr": 0.005},
-                {"replay": 40},
+                {"window": 80},
                 {"augment": "none"},
             )
         ),
@@ -135,6 +135,7 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
             LONG | {"outer_lr": 0.08, "window": 40},
             LONG | {"outer_lr": 0.08, "inner_per_class": 20},
             FLIPPED | {"outer_lr": 0.16},
+            FLIPPED | {"window": 40},
         )
     ],
     # a tenth of the stream
