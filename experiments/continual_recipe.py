@@ -108,6 +108,7 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
                 {"inner_per_class": 20},
                 {"inner_lr": 0.005},
                 {"window": 80},
+                {"replay": 40},
                 {"augment": "none"},
             )
         ),
@@ -120,21 +121,23 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
             COLOUR | {"inner_lr": 0.05},
             COLOUR | {"init": "unit", "inner_lr": 0.05},
             COLOUR | {"init": "unit", "outer_lr": 0.03},
-            COLOUR | {"inner_lr": 0.1, "inner_momentum": 0.5},
             LONG | {"inner_lr": 0.02},
             LONG,
+            COLOUR | {"inner_lr": 0.1, "inner_momentum": 0.5},
+            COLOUR | {"inner_steps": 150, "inner_lr": 0.01, "per_task": 500},
             LONG | {"inner_lr": 0.005},
             LONG | {"outer_lr": 0.02},
             LONG | {"outer_lr": 0.04},
+            LONG | {"outer_lr": 0.08},
             LONG | {"outer_lr": 0.04, "inner_lr": 0.005},
             LONG | {"outer_lr": 0.04, "inner_steps": 80},
-            LONG | {"outer_lr": 0.08},
             LONG | {"outer_lr": 0.04, "replay": 10},
             LONG | {"outer_lr": 0.04, "inner_steps": 320},
             FLIPPED,
             LONG | {"outer_lr": 0.08, "window": 40},
             LONG | {"outer_lr": 0.08, "inner_per_class": 20},
             FLIPPED | {"outer_lr": 0.16},
+            FLIPPED | {"per_task": 2250},
             FLIPPED | {"window": 40},
         )
     ],
@@ -167,8 +170,6 @@ def main() -> None:
     parser.add_argument("--row", type=int, help="one of the list alone, from 0: for several processes")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     name, seed = arguments.stream, arguments.seed
     whole = name.removesuffix("-halved")
     images = recollect.load(DATASETS[whole], root=arguments.root)
@@ -282,9 +283,10 @@ def bound(stream: Stream, config: ContinualConfig, tasks: Sequence[int], network
     for task in tasks:
         seen = [Batch(*parts) for parts in stream.task(task)]
         images, labels = (torch.cat([getattr(batch, which) for batch in seen]) for which in ("images", "labels"))
+        labels, classes = local_labels(stream)[task, labels], len(stream.task_classes[task])
         if kind == "gdumb":
-            each = config.buffer // stream.tasks // stream.classes
-            rows = torch.cat([(labels == label).nonzero().flatten()[:each] for label in range(stream.classes)])
+            each = config.buffer // stream.tasks // classes
+            rows = torch.cat([(labels == label).nonzero().flatten()[:each] for label in range(classes)])
             images, labels = images[rows], labels[rows]
         parts.append((stream.preprocess(images), labels))
     epochs = config.all_epochs if kind == "all-data" else config.gdumb_epochs
@@ -295,4 +297,6 @@ def bound(stream: Stream, config: ContinualConfig, tasks: Sequence[int], network
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     main()

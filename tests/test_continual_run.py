@@ -390,6 +390,14 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
     split = replace(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
     monkeypatch.setitem(script.STREAMS, "cifar100", split)
     monkeypatch.setattr(script, "HALVED", {"downsample": 1, "buffer": 36})
+    seen, measure = [], script.measure
+    monkeypatch.setattr(
+        script,
+        "measure",
+        lambda stream, config, *rest: (
+            seen.append((stream.shape, config.downsample, config.buffer)) or measure(stream, config, *rest)
+        ),
+    )
     row = {"inner_steps": 2, "window": 1, "window_place": "random", "inner_per_class": 2, "replay": 4}
     for name in ("cifar100", "cifar100-halved"):
         monkeypatch.setitem(script.ROWS, name, [((9,), {}), ((1,), row)])
@@ -398,6 +406,7 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
         assert "2 steps" in capsys.readouterr().out
         script.main()
         assert not capsys.readouterr().out
+    assert seen == [((1, 8, 8), 2, 9), ((1, 4, 4), 1, 36)]
     found = json.loads((folder / "found.json").read_text())
     assert [each["settings"]["window_place"] for each in found.values()] == ["random"] * 2
     assert script.halved(toy_images).shape == (1, 4, 4)

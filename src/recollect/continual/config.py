@@ -61,7 +61,7 @@ class ContinualConfig:
     window: int | None = None
     """how many last steps of the unroll the adjoint covers (None: all)"""
     window_place: Literal["late", "random"] = "late"
-    """the window ends with the unroll, or the unroll ends at random, not before the window is full"""
+    """where there is a window: it ends with the unroll, or the unroll ends at random, not before the window is full"""
     networks_per_step: int = 1
     """fresh inner networks for each outer step, their gradients averaged"""
     augment: str = "none"
@@ -171,8 +171,6 @@ def check(config: ContinualConfig) -> None:
         raise RecollectError(
             f"window is {config.window} in an unroll of {config.inner_steps} inner_steps: give at most {config.inner_steps}"
         )
-    if config.window is None and config.window_place == "random":
-        raise RecollectError("window_place is random, and there is no window: give one (window)")
     if config.on == "validation" and config.use_validation:
         raise RecollectError("use_validation streams the validation split, so it cannot be reported: turn one off")
     if config.kind != "split" and config.classes_per_task is not None:
