@@ -412,6 +412,9 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
     assert script.halved(toy_images).shape == (1, 4, 4)
     four = toy_images.test.images[0, 0, 2:4, 6:8].double().mean()
     assert abs(four - script.halved(toy_images).test.images[0, 0, 1, 3]) <= 0.5
+    monkeypatch.setattr(sys, "argv", ["x", "cifar100", "--bounds", "--tasks", "1", "--networks", "1"])
+    script.main()
+    assert capsys.readouterr().out.count("passes 100.0 (100.0)") == 2  # of one class
     monkeypatch.setattr(sys, "argv", ["x", "cifar100", "--row", "2"])
     with pytest.raises(RecollectError, match=r"no row 2 of cifar100: give 0 to 1"):
         script.main()
