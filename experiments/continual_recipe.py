@@ -140,7 +140,8 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
             FLIPPED | {"per_task": 2250},
             FLIPPED | {"window": 40},
         )
-    ],
+    ]
+    + [((19,), FLIPPED | {"per_task": 2000}), ((19,), FLIPPED | {"per_task": 2000, "replay": 10})],
     # a tenth of the stream
     "rotations-60k": [((10,), LARGE | {"inner_lr": rate}) for rate in (0.03, 0.05, 0.08, 0.12)]
     + [((10,), LARGE | {"inner_lr": 0.08, "replay": 0}), ((10,), LARGE | {"inner_lr": 0.08, "inner_steps": 20})],
