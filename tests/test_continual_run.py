@@ -391,13 +391,12 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
     monkeypatch.setitem(script.STREAMS, "cifar100", split)
     monkeypatch.setattr(script, "HALVED", {"downsample": 1, "buffer": 36})
     seen, measure = [], script.measure
-    monkeypatch.setattr(
-        script,
-        "measure",
-        lambda stream, config, *rest: (
-            seen.append((stream.shape, config.downsample, config.buffer)) or measure(stream, config, *rest)
-        ),
-    )
+
+    def watched(stream, config, *rest):
+        seen.append((stream.shape, config.downsample, config.buffer))
+        return measure(stream, config, *rest)
+
+    monkeypatch.setattr(script, "measure", watched)
     row = {"inner_steps": 2, "window": 1, "window_place": "random", "inner_per_class": 2, "replay": 4}
     for name in ("cifar100", "cifar100-halved"):
         monkeypatch.setitem(script.ROWS, name, [((9,), {}), ((1,), row)])
