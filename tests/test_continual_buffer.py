@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recollect import RecollectError
-from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir
+from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir, resized
 from recollect.continual.streams import Batch
 from recollect.seeds import seeded
 
@@ -97,6 +97,26 @@ def test_the_account():
         buffer.note(1, 0, 9)
     with pytest.raises(AssertionError, match="a memory of 9 floats does not fit a share of 8"):
         buffer.store(9)
+
+
+def test_samples_may_be_kept_smaller():
+    buffer = Buffer(10, (1, 4, 4), tasks=5, kept=(1, 2, 2))
+    assert (buffer.total, buffer.share, buffer.capacity) == (160, 32, 40)
+    buffer.store(30)
+    assert buffer.capacity == 32  # 130 floats are left
+    buffer.note(1, 0, 32)
+    with pytest.raises(AssertionError, match="132 floats of samples and 30 of memories exceed 160"):
+        buffer.note(1, 0, 33)
+
+
+def test_resized():
+    image = torch.tensor([[[[0, 1, 10, 10], [2, 3, 10, 12]]]], dtype=torch.uint8)
+    small = resized(image, (1, 2))
+    assert (small.dtype, small.tolist()) == (torch.uint8, [[[[2, 10]]]])  # the means 1.5 and 10.5, rounded to even
+    assert resized(image.float(), (1, 2)).tolist() == [[[[1.5, 10.5]]]]
+    assert resized(small, (1, 4)).tolist() == [[[[2, 4, 8, 10]]]]
+    assert resized(image, (2, 4)) is image
+    assert resized(image[:0], (1, 2)).shape == (0, 1, 1, 2)
 
 
 def test_more_tasks_than_the_buffer_can_serve():

@@ -22,7 +22,8 @@ PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
 SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
 RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
-SIDE_BY_SIDE = KINDS | {"unrolls of random length": RANDOM}
+ACCOUNTED = KINDS | {"samples kept smaller": replace(CONFIG, kept_downsample=2)}
+SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM}
 
 
 def distilled(images, config, tasks, device="cpu") -> list[Memory]:
@@ -187,12 +188,12 @@ def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path):
 # --- the buffer ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCOUNTED)
 def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
-    config = replace(KINDS[kind], outer_per_batch=1, inner_steps=1)
+    config = replace(ACCOUNTED[kind], outer_per_batch=1, inner_steps=1)
     stream = Stream(toy_images, config, 1)
     learner = Compress(stream, config)
-    total, image, memories = config.buffer * 64, 64, 0
+    total, image, memories = config.buffer * 64, 64 // config.kept_downsample**2, 0
     for task in stream:
         room = (total - memories) // image
         assert room >= config.buffer - -(-config.buffer * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
@@ -222,6 +223,13 @@ def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):
     replayed = {tuple((255 * image).round().int().flatten().tolist()) for image in images[0, 10:]}
     assert replayed <= known
     assert len(replayed) == 6
+    smaller = replace(CONFIG, kept_downsample=8)
+    compressor = Compressor(Stream(toy_images, smaller), smaller, [0])
+    compressor.observe([first])
+    assert compressor.reservoirs[0].capacity == 12 * 64
+    assert compressor._query([second])[0][0, 10:].flatten(1).std(1).max() == 0  # one pixel each is all that was kept
+    with pytest.raises(RecollectError, match="kept_downsample is 9 for images of 8x8: give less"):
+        Compressor(stream, replace(CONFIG, kept_downsample=9), [1])
 
 
 def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):

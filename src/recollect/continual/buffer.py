@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from recollect.continual.streams import Batch
 from recollect.errors import RecollectError
@@ -18,11 +20,12 @@ class Buffer:
     Arguments:
         images: the total, in images of `shape`. Labels are not counted, as nobody does.
         tasks: that will share it.
+        kept: the shape of real samples, where they are kept smaller.
     """
 
-    def __init__(self, images: int, shape: Shape, tasks: int):
-        self.image = shape[0] * shape[1] * shape[2]
-        self.total = images * self.image
+    def __init__(self, images: int, shape: Shape, tasks: int, kept: Shape | None = None):
+        self.sample = prod(kept or shape)
+        self.total = images * prod(shape)
         if images < tasks:
             raise RecollectError(
                 f"a buffer of {images} images cannot serve {tasks} tasks, each with an image at least: "
@@ -38,7 +41,7 @@ class Buffer:
     @property
     def capacity(self) -> int:
         """Real samples that fit beside the finished memories."""
-        return (self.total - self.memories) // self.image
+        return (self.total - self.memories) // self.sample
 
     def store(self, floats: int) -> None:
         """A finished memory, for good."""
@@ -48,7 +51,7 @@ class Buffer:
 
     def note(self, task: int, batch: int, samples: int) -> None:
         """After each batch, and each task: the account holds."""
-        kept = samples * self.image
+        kept = samples * self.sample
         if kept + self.memories > self.total:
             raise AssertionError(f"{kept} floats of samples and {self.memories} of memories exceed {self.total}")
         line = {"samples": samples, "sample_floats": kept, "memory_floats": self.memories, "total": self.total}
@@ -94,6 +97,17 @@ class Reservoir:
         self.images, self.labels, self.tasks = (saved[name] for name in ("images", "labels", "tasks"))
         self.seen = saved["seen"]
         self.generator.set_state(saved["generator"])
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """[N, C, H, W] of the same dtype: smaller by the mean of what a pixel covers, larger as recalled images are."""
+    if images.shape[-2:] == size:
+        return images
+    if not len(images):  # which interpolate refuses
+        return images.new_empty(*images.shape[:2], *size)
+    shrink = prod(size) < prod(images.shape[-2:])
+    found = F.interpolate(images.float(), size=size, mode="area" if shrink else "bilinear")
+    return (found if images.is_floating_point() else found.round()).to(images.dtype)
 
 
 class Balanced:

@@ -17,7 +17,7 @@ from torch.func import vmap
 import recollect
 from recollect import fast, unroll
 from recollect.config import Recipe, to_json
-from recollect.continual.buffer import Buffer, Reservoir
+from recollect.continual.buffer import Buffer, Reservoir, resized
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
@@ -46,12 +46,17 @@ class Size(NamedTuple):
     floats: int
 
 
+def smaller(shape: Shape, times: int, name: str) -> Shape:
+    """The shape of images that are so much smaller on each side."""
+    channels, height, width = shape
+    if times > min(height, width):
+        raise RecollectError(f"{name} is {times} for images of {height}x{width}: give less")
+    return channels, -(-height // times), -(-width // times)
+
+
 def memory_size(config: ContinualConfig, shape: Shape, classes: int, share: int) -> Size:
     """What fits a task's share of the buffer (eqn 4)."""
-    channels, height, width = shape
-    if config.downsample > min(height, width):
-        raise RecollectError(f"downsample is {config.downsample} for images of {height}x{width}: give less")
-    base = channels * -(-height // config.downsample) * -(-width // config.downsample)
+    base = math.prod(smaller(shape, config.downsample, "downsample"))
     most = share // (base + classes)
     bases = config.bases or usual_bases(share, base, classes) or 1
     if bases > most:
@@ -72,7 +77,8 @@ def memory_sizes(stream: Stream, config: ContinualConfig) -> list[Size]:
 
 def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
     """The buffer as it is when a task begins: with the memories of those before it."""
-    buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+    kept = smaller(stream.shape, config.kept_downsample, "kept_downsample")
+    buffer = Buffer(config.buffer, stream.shape, stream.tasks, kept)
     for size in memory_sizes(stream, config)[:task]:
         buffer.store(size.floats)
     return buffer
@@ -166,8 +172,10 @@ class Compressor:
         self.augmentation = augment.parse(config.augment)
         self.size = memory_sizes(stream, config)[tasks[0]]
         self.buffers = [account(stream, config, task) for task in tasks]
+        self.kept = smaller(stream.shape, config.kept_downsample, "kept_downsample")
+        """the shape of a sample in the reservoir"""
         self.reservoirs = [
-            Reservoir(buffer.capacity, stream.shape, seeded(seed, KEEP, task))
+            Reservoir(buffer.capacity, self.kept, seeded(seed, KEEP, task))
             for task, buffer in zip(tasks, self.buffers, strict=True)
         ]
         self.local = local_labels(stream)
@@ -182,9 +190,7 @@ class Compressor:
         self.step, self.seen = 0, 0  # outer steps; batches
 
     def _first(self, task: int) -> tuple[Tensor, Tensor]:
-        channels, height, width = self.stream.shape
-        side = self.config.downsample
-        bases = torch.empty(self.size.bases, channels, -(-height // side), -(-width // side))
+        bases = torch.empty(self.size.bases, *smaller(self.stream.shape, self.config.downsample, "downsample"))
         addressing = torch.empty(self.size.matrices, self.classes, self.size.bases)
         initialise(bases, addressing, self.config.init, seeded(self.stream.seed, START, task))
         return bases, addressing
@@ -194,7 +200,7 @@ class Compressor:
         for _ in range(self.config.outer_per_batch):
             self._outer_step(batches)
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
-            reservoir.add(batch)
+            reservoir.add(batch._replace(images=resized(batch.images, self.kept[1:])))
             buffer.note(batch.task, self.seen, len(reservoir))
         self.seen += 1
         hopeless = (self.in_a_row >= MOST_SKIPS).nonzero().flatten().tolist()
@@ -260,6 +266,7 @@ class Compressor:
         images, labels = [], []
         for batch, reservoir in zip(batches, self.reservoirs, strict=True):
             kept = reservoir.draw(self.config.replay, seeded(self.stream.seed, REPLAY, batch.task, self.step))
+            kept = kept._replace(images=resized(kept.images, self.stream.shape[1:]))
             both = Batch(*(torch.cat(parts) for parts in zip(batch, kept, strict=True)))
             places = torch.arange(self.config.batch + self.config.replay) % len(both.labels)
             images.append(both.images[places])

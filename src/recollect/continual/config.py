@@ -48,6 +48,8 @@ class ContinualConfig:
     """outer steps for each incoming batch (the paper's #Replay)"""
     replay: int = 190
     """samples of the reservoir beside the incoming batch in the outer loss (fewer where there are fewer)"""
+    kept_downsample: int = 1
+    """the reservoir's samples are this much smaller than images on each side, so that more of them fit"""
     inner_steps: int = 150
     """length of the unroll (T)"""
     inner_per_class: int = 32
@@ -155,7 +157,7 @@ def check(config: ContinualConfig) -> None:
         "tasks": 1, "per_task": 0, "classes_per_task": 1, "batch": 1, "buffer": 1, "bases": 1, "downsample": 1,
         "outer_per_batch": 1, "replay": 0, "inner_steps": 1, "inner_per_class": 1, "window": 1, "networks_per_step": 1,
         "test_steps": 1, "glances": 1, "rival_replay": 0, "agem_reference": 1, "data_batch": 1, "gdumb_epochs": 1,
-        "all_epochs": 1, "clip_norm": 0, "clip_running": 0, "ewc_strength": 0,
+        "all_epochs": 1, "clip_norm": 0, "clip_running": 0, "ewc_strength": 0, "kept_downsample": 1,
     }  # fmt: skip
     for name, low in least.items():
         value = getattr(config, name)

@@ -206,7 +206,7 @@ class GDumb:
         self._networks = _TaskNetworks(stream, config, device)
 
     def _empty(self) -> "Balanced | Everything":
-        share = self.buffer.share // self.buffer.image
+        share = self.buffer.share // self.buffer.sample
         return Balanced(share, seeded(self.stream.seed, DRAW, self.ended))
 
     def _epochs(self) -> int:
