@@ -46,8 +46,8 @@ JUDGED = {
 PAPER = {
     "inner_steps": 150, "inner_lr": 0.01, "inner_momentum": 0.9, "inner_per_class": 32, "outer_optimiser": "sgd",
     "outer_lr": 0.1, "outer_momentum": 0.5, "outer_schedule": "constant", "ema": 0.0, "clip_running": 0.0,
-    "init": "kaiming", "replay": 190, "networks_per_step": 1, "window": None, "window_place": "late", "augment": "none",
-    "test_steps": None,
+    "init": "kaiming", "replay": 190, "kept_downsample": 1, "networks_per_step": 1, "window": None,
+    "window_place": "late", "augment": "none", "test_steps": None,
 }  # fmt: skip
 """and where it says nothing, its dataset distillation"""
 BASE = PAPER | {
@@ -99,17 +99,14 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
         ((2, 10, 17), COLOUR | {"inner_steps": 20, "inner_lr": 0.05}),
         ((2, 10, 17), COLOUR | {"window": 20}),
         *(
-            ((2, 17), FLIPPED | change)
+            ((2, 10, 17), FLIPPED | change)
             for change in (
                 {},
-                {"window": 40},
-                {"outer_lr": 0.05},
-                {"outer_lr": 0.12},
-                {"inner_per_class": 20},
-                {"inner_lr": 0.005},
-                {"window": 80},
-                {"replay": 40},
-                {"augment": "none"},
+                {"kept_downsample": 2},
+                {"kept_downsample": 2, "window": 40},
+                {"kept_downsample": 2, "outer_lr": 0.04},
+                {"kept_downsample": 2, "inner_lr": 0.02},
+                {"kept_downsample": 2, "inner_per_class": 20},
             )
         ),
     ],
