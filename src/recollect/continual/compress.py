@@ -288,7 +288,7 @@ class Compressor:
         scale = torch.where(norm > limit, limit / norm, 1.0)
         self.taken += good
         self.skipped += ~good
-        self.in_a_row = torch.where(good, 0.0, self.in_a_row + 1)
+        self.in_a_row = torch.where(norm.isfinite(), 0.0, self.in_a_row + 1)
         decay = ((1 + self.taken) / (10 + self.taken)).clamp(max=config.ema)  # a short memory while there is little
         for number, gradient in enumerate(gradients):
             tensor = self.learned[number].detach()
