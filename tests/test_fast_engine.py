@@ -16,7 +16,7 @@ from recollect import fast, unroll
 from recollect.data import augment
 from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
-from recollect.fast.chain import Chain, fits
+from recollect.fast.chain import Chain, Half, fits
 from recollect.fast.engine import MOST_PLANS, WARM_UP, Engine, Start, captured, no_garbage, precision
 from recollect.fast.flat import General, Pieces
 from recollect.nets import Network
@@ -611,7 +611,9 @@ def test_another_network_on_a_gpu_says_why_once(chip):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fast.passes(net, "cuda:0", "fp32")[1] == "fp32"
-    with pytest.warns(UserWarning, match="bf16 is for the ConvNet's kernels alone, and it is not a ConvNet"):
+    with pytest.warns(
+        UserWarning, match="bf16 is for the ConvNet's kernels and La-MAML's network, and it is not a ConvNet"
+    ):
         assert fast.passes(net, "cuda", "bf16")[1] == "tf32"
 
 
@@ -620,8 +622,25 @@ def test_another_network_on_a_gpu_says_why_once(chip):
 def test_chains_on_a_gpu(chip, network):
     chip(9)
     flat, name = fast.passes(Network(network, (1, 8, 8), 3), "cuda")  # a warning would be an error
-    assert isinstance(flat, Chain)
+    assert type(flat) is Chain
     assert name == "tf32"
+
+
+@needs_triton
+def test_half_precision_of_chains_on_a_gpu(chip):
+    chip(9)
+    flat, name = fast.passes(Network("lamaml", (1, 8, 8), 3), "cuda", "bf16")
+    assert type(flat) is Half
+    assert name == "bf16"
+    with pytest.warns(UserWarning, match="it is not a ConvNet.*computing in TF32"):
+        flat, name = fast.passes(Network("mlp", (1, 8, 8), 3), "cuda", "bf16")
+    assert type(flat) is Chain
+    assert name == "tf32"
+    chip(7)
+    with pytest.warns(UserWarning, match="Chip has neither bf16 nor TF32"):
+        flat, name = fast.passes(Network("lamaml", (1, 8, 8), 3), "cuda", "bf16")
+    assert type(flat) is Chain
+    assert name == "fp32"
 
 
 class Squared(nn.Sequential):

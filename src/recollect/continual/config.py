@@ -106,8 +106,8 @@ class ContinualConfig:
     all_epochs: int = 50
     """passes over all images of a task"""
 
-    compute: Literal["auto", "tf32", "fp32"] = "auto"
-    """precision of products on a GPU. Auto: TF32"""
+    compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
+    """precision of products on a GPU. Auto: TF32; bf16 is for networks with convolutions"""
 
 
 _SHORT: dict[str, Any] = {

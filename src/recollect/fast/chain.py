@@ -143,7 +143,8 @@ class Chain(General):
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
-        return self._slopes(vectors, layers, seen, alive, _by_logits(logits.softmax(-1), labels, total))[0]
+        back = _by_logits(_wide(logits).softmax(-1), labels, total).to(logits)
+        return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
     def judges(
@@ -170,10 +171,10 @@ class Chain(General):
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
-        chances = logits.softmax(-1)
-        back = _by_logits(chances, labels, total)
+        chances = _wide(logits).softmax(-1)
+        back = _by_logits(chances, labels, total).to(logits)
         moved = chances * dot
-        back_dot = (moved - chances * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])
+        back_dot = ((moved - chances * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])).to(logits)
         found, slopes = self._empty(vectors)
         for number in reversed(range(1, len(layers))):
             layer, move, slope, below = layers[number], moves[number], slopes[number], alive[number - 1]
@@ -270,6 +271,29 @@ class Chain(General):
                 below = self._gather(number, torch.bmm(back, layers[number].weight))
                 back = through_relu(below, alive[number - 1], 0)
         return found, back
+
+
+class Half(Chain):
+    """The same with bfloat16 inside: half the bytes to move, and products twice as fast. What a query says of the weights at an
+    unroll's end stays in full; and so do weights, sums of gradients and the softmax."""
+
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+        return super().gradients(vectors.bfloat16(), images.bfloat16(), labels, total).to(vectors)
+
+    def adjoints(
+        self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        halved = (vectors.bfloat16(), images.bfloat16(), labels, mu.bfloat16())
+        curvature, by_images = super().adjoints(*halved, total)
+        return curvature.to(vectors), by_images.to(images)
+
+    def held(self, images: int, adjoint: bool) -> int:
+        return super().held(images, adjoint) // 2 if adjoint else super().held(images, adjoint)
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    """In float32 at least."""
+    return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
 def _by_logits(chances: Tensor, labels: Tensor, total: int | None) -> Tensor:

@@ -43,15 +43,16 @@ def precision(name: str, benchmark: bool = False) -> Iterator[None]:
     The switches are the whole process's, so one thread at a time has them; captured steps need them no more.
     """
     with _switches:
-        before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = name != "fp32"
+        products = torch.backends.cuda.matmul
+        before = products.allow_tf32, products.allow_bf16_reduced_precision_reduction
+        products.allow_tf32, products.allow_bf16_reduced_precision_reduction = name != "fp32", False
         try:
             with torch.backends.cudnn.flags(
                 enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=name != "fp32"
             ):
                 yield
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = before
+            products.allow_tf32, products.allow_bf16_reduced_precision_reduction = before
 
 
 class Engine:

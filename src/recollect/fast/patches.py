@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+KINDS = torch.float32, torch.bfloat16
 MOST = 2**31 - 1  # numbers that the kernels' offsets reach
 
 
@@ -69,7 +70,7 @@ class Window(NamedTuple):
 
 def _has_kernels(tensor: Tensor, window: Window) -> bool:
     places = window.height * window.width * window.channels, window.out_height * window.out_width * window.length
-    return tensor.is_cuda and tensor.dtype == torch.float32 and len(tensor) * max(places) <= MOST and _triton
+    return tensor.is_cuda and tensor.dtype in KINDS and len(tensor) * max(places) <= MOST and _triton
 
 
 _triton = importlib.util.find_spec("triton") is not None
