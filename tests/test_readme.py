@@ -128,6 +128,11 @@ def test_the_continual_table_is_that_of_the_files():
         assert ", ".join(means[:2]) in table
     first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
+    large = [streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations-60k", "permutations-60k")]
+    assert f"{large[0]:.1f} and {large[1]:.1f} % with 60,000 images a task" in " ".join(README.split())
+    trials = json.loads((ROOT / "experiments" / "continual-recipe.json").read_text())
+    for row in (row for row in trials.values() if row.get("settings", {}).get("window_place") == "random"):
+        assert ", ".join(f"{found['mean']:.1f}" for found in row["validation"].values()) in table
     rivals = json.loads((ROOT / "experiments" / "rivals.json").read_text())
     for row in (row for name, rows in rivals.items() if name != "environment" for row in rows.values()):
         assert (row["ra"]["n"], row["on"]) == (5, "test")
