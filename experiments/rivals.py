@@ -6,8 +6,8 @@
 
 Each strategy has the stream's network and buffer (in images: GEM the same number of each task, the others a reservoir), sees
 each batch once, and is told the task where our rivals are (on CIFAR-100, logits of other tasks' classes are masked). A run of
-one (stream, strategy, seed) is a file in RUNS/rivals-STREAM, and is not run again. How the settings were chosen is in
-docs/avalanche.md. Needs the extra `avalanche`.
+one (stream, strategy, seed) is a file in RUNS/rivals-STREAM, and is not run again; killed, it goes on after the last task that it
+finished (a .pt beside). How the settings were chosen is in docs/avalanche.md. Needs the extra `avalanche`.
 """
 
 import argparse
@@ -20,7 +20,10 @@ from typing import Any
 
 import torch
 import torchvision_cpu  # noqa: F401
+from avalanche.benchmarks.utils.classification_dataset import ClassificationDataset
+from avalanche.benchmarks.utils.data_attribute import DataAttribute, TaskLabels
 from avalanche.core import SupervisedPlugin
+from avalanche.training.plugins import GEMPlugin
 from avalanche.training.supervised import GEM, MER
 from avalanche.training.supervised.lamaml_v2 import LaMAML
 from torch import Tensor, nn
@@ -30,6 +33,7 @@ from recollect.config import to_json
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.learners import accuracy
 from recollect.continual.metrics import metrics, spread, square
+from recollect.continual.run import _save as save
 from recollect.continual.show import PAPER
 from recollect.continual.streams import Stream
 from recollect.data import Images, load
@@ -119,24 +123,71 @@ class Judged:
             return self.model(self.stream.preprocess(images.to(self.device)), tasks).argmax(1)
 
 
+def state(strategy: Any) -> dict[str, Any]:
+    """All that a strategy carries from one task to the next, in tensors and numbers."""
+    clock = {name: value for name, value in vars(strategy.clock).items() if isinstance(value, int)}
+    found: dict[str, Any] = {"model": strategy.model.state_dict(), "clock": clock, "random": torch.get_rng_state()}
+    for plugin in strategy.plugins:
+        if isinstance(plugin, GEMPlugin):
+            found["gem"] = [plugin.memory_x, plugin.memory_y, plugin.memory_tid]
+    if policy := _reservoir(strategy):
+        kept, labels, tasks = zip(*policy.buffer, strict=True)
+        found["reservoir"] = [torch.stack(kept), list(labels), list(tasks), policy._buffer_weights]
+    if isinstance(strategy, LaMAML):
+        found["rates"] = strategy.alpha_params.state_dict()
+    return found
+
+
+def restore(strategy: Any, saved: dict[str, Any]) -> None:
+    strategy.model.load_state_dict(saved["model"])
+    vars(strategy.clock).update(saved["clock"])
+    for plugin in strategy.plugins:
+        if isinstance(plugin, GEMPlugin):
+            plugin.memory_x, plugin.memory_y, plugin.memory_tid = saved["gem"]
+    if policy := _reservoir(strategy):
+        images, labels, tasks, policy._buffer_weights = saved["reservoir"]
+        attributes = [DataAttribute(labels, "targets"), TaskLabels(tasks)]
+        policy.buffer = ClassificationDataset([list(zip(images, labels, strict=True))], data_attributes=attributes)
+    if isinstance(strategy, LaMAML):
+        strategy.alpha_params_initialized = True
+        for name, value in saved["rates"].items():  # in their order, which a whole dict would lose
+            strategy.alpha_params[name] = nn.Parameter(value)
+    torch.set_rng_state(saved["random"])
+
+
+def _reservoir(strategy: Any) -> Any:
+    return strategy.buffer.storage_policy if isinstance(strategy, MER | LaMAML) else None
+
+
 def run(
     images: Images, config: ContinualConfig, name: str, seed: int, chosen: dict[str, float], device: str,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None, checkpoint: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The accuracy matrix of one strategy on one seed's stream."""
+    """The accuracy matrix of one strategy on one seed's stream; from the last task that a checkpoint has."""
     began = time.perf_counter()
     torch.manual_seed(seed)  # Avalanche draws from the default generator
     judge = Stream(images, config, seed, device=device)
     model = TaskNetwork(judge)
     strategy = make(name, model, judge, chosen, device)
-    learner, rows = Judged(model, judge, device), []
-    for task, experience in enumerate(benchmark(Stream(images, config, seed)).train_stream):
+    learner, rows, seconds = Judged(model, judge, device), [], 0.0
+    asked = {"strategy": name, "seed": seed, "on": config.on, "settings": chosen}
+    experiences = list(benchmark(Stream(images, config, seed)).train_stream)
+    if checkpoint and checkpoint.exists():
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+        if saved["asked"] != asked:
+            raise RecollectError(f"{checkpoint} was begun with other settings: give another folder (--runs)")
+        rows, seconds = saved["rows"], saved["seconds"]
+        restore(strategy, saved["state"])
+    began -= seconds
+    for task, experience in list(enumerate(experiences))[len(rows) :]:
         strategy.train(experience, shuffle=False)
         rows.append([accuracy(learner, judge, seen) for seen in range(task + 1)])
-        progress(f"task {task + 1} of {judge.tasks}: {sum(rows[-1]) / len(rows[-1]):.1f} %")
+        seconds = time.perf_counter() - began
+        if checkpoint:
+            save(checkpoint, {"asked": asked, "rows": rows, "seconds": seconds, "state": state(strategy)})
+        progress(f"task {task + 1} of {judge.tasks}: {sum(rows[-1]) / len(rows[-1]):.1f} %, {seconds:.0f} s")
     matrix = square(rows)
-    found = {"strategy": name, "seed": seed, "on": config.on, "settings": chosen, "matrix": matrix}
-    return found | {"metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 1)}
+    return asked | {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(seconds, 1)}
 
 
 def summary(results: list[dict[str, Any]], stream: str, name: str) -> dict[str, Any]:
@@ -179,9 +230,11 @@ def main(arguments: list[str] | None = None) -> None:
                 what = f"{stream}, {NAMES[name]}, seed {seed}"
                 if not path.exists():
                     found = run(
-                        images, config, name, seed, chosen, device, lambda line, w=what: print(w, line, flush=True)
-                    )
+                        images, config, name, seed, chosen, device, lambda line, w=what: print(w, line, flush=True),
+                        path.with_suffix(".pt"),
+                    )  # fmt: skip
                     write_json(path, found)
+                    path.with_suffix(".pt").unlink()
                 results.append(read_json(path))
                 if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):
                     raise RecollectError(f"{path} was run with other settings: give another folder (--runs)")

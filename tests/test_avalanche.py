@@ -410,6 +410,28 @@ def test_strategies_of_the_library(name):
     assert metrics(found[0]["matrix"]).ra > 85  # of two classes: it has learnt
 
 
+@pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
+def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
+    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
+    chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
+    whole = rivals.run(load("digits"), config, name, 0, chosen, "cpu")
+    path, told = tmp_path / "one.pt", []
+
+    def killed(line: str) -> None:
+        told.append(line)
+        raise KeyboardInterrupt
+
+    for _ in range(3):  # after each task
+        with pytest.raises(KeyboardInterrupt):
+            rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+    assert [line[:6] for line in told] == ["task 1", "task 2", "task 3"]
+    found = rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+    assert found["matrix"] == whole["matrix"]
+    assert found["seconds"] > 0
+    with pytest.raises(RecollectError, match="was begun with other settings"):
+        rivals.run(load("digits"), config, name, 1, chosen, "cpu", killed, path)
+
+
 def test_their_buffers_are_the_streams():
     config = replace(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
     stream = Stream(load("digits"), config)
