@@ -9,7 +9,7 @@ import torch
 
 from recollect import Memory, RecollectError, fast, load
 from recollect.continual import compress
-from recollect.continual.compress import BACK, Compressor, memory_size, memory_sizes
+from recollect.continual.compress import BACK, MOST_SKIPS, Compressor, memory_size, memory_sizes
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
@@ -299,12 +299,18 @@ def test_a_task_whose_gradient_explodes_goes_back_towards_its_average(toy_images
         torch.testing.assert_close(compressor.learned[number][0], old[0].lerp(average[number][0], BACK))
         assert torch.equal(compressor.average[number][0], average[number][0])
         assert not torch.equal(compressor.average[number][1], average[number][1])
+    while compressor.skipped[0] < 200 and compressor.taken[0] == 3:
+        compressor._update([torch.stack([1e6 * one[0], one[1]]) for one in ones])
+    assert MOST_SKIPS < compressor.skipped[0] < 200  # then it is the usual
+    assert compressor.not_finite.tolist() == [0, 0]
 
 
 def test_a_hopeless_task_says_so(toy_images, monkeypatch):
     monkeypatch.setattr(compress, "MOST_SKIPS", 2)
     config = replace(CONFIG, inner_lr=1e6)
-    with pytest.raises(RecollectError, match="the outer gradient of task 1 exploded 2 times in a row: lower inner_lr"):
+    with pytest.raises(
+        RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
+    ):
         distilled(toy_images, config, [1])
 
 

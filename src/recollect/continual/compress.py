@@ -184,8 +184,11 @@ class Compressor:
         """bases [G, K, c, h, w] and addressing [G, r, d_y, K]"""
         self.average = [tensor.clone() for tensor in self.learned]
         self.mean, self.square = ([torch.zeros_like(tensor) for tensor in self.learned] for _ in range(2))
-        self.norm, self.taken, self.skipped, self.in_a_row = (torch.zeros(len(tasks), device=device) for _ in range(4))
-        """of each task: running mean of the gradient's norm; outer steps taken, skipped, skipped in a row"""
+        self.norm, self.taken, self.skipped, self.not_finite = (
+            torch.zeros(len(tasks), device=device) for _ in range(4)
+        )
+        """of each task: running mean of the gradient's norm; outer steps taken, skipped, and in a row without a finite
+        gradient (one that is only large will be usual some day)"""
         self.everything = torch.arange(self.classes * self.size.matrices, device=device).expand(config.inner_steps, -1)
         self.step, self.seen = 0, 0  # outer steps; batches
 
@@ -203,10 +206,10 @@ class Compressor:
             reservoir.add(batch._replace(images=resized(batch.images, self.kept[1:])))
             buffer.note(batch.task, self.seen, len(reservoir))
         self.seen += 1
-        hopeless = (self.in_a_row >= MOST_SKIPS).nonzero().flatten().tolist()
+        hopeless = (self.not_finite >= MOST_SKIPS).nonzero().flatten().tolist()
         if hopeless:
             raise RecollectError(
-                f"the outer gradient of task {self.tasks[hopeless[0]]} exploded {MOST_SKIPS} times in a row: lower "
+                f"the outer gradient of task {self.tasks[hopeless[0]]} was not finite {MOST_SKIPS} times in a row: lower "
                 f"inner_lr ({self.config.inner_lr}), outer_lr ({self.config.outer_lr}) or inner_steps ({self.config.inner_steps})"
             )
 
@@ -288,7 +291,7 @@ class Compressor:
         scale = torch.where(norm > limit, limit / norm, 1.0)
         self.taken += good
         self.skipped += ~good
-        self.in_a_row = torch.where(norm.isfinite(), 0.0, self.in_a_row + 1)
+        self.not_finite = torch.where(norm.isfinite(), 0.0, self.not_finite + 1)
         decay = ((1 + self.taken) / (10 + self.taken)).clamp(max=config.ema)  # a short memory while there is little
         for number, gradient in enumerate(gradients):
             tensor = self.learned[number].detach()
@@ -368,7 +371,7 @@ class Compressor:
 
     def to_dict(self) -> dict[str, Any]:
         """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""
-        names = ("learned", "average", "mean", "square", "norm", "taken", "skipped", "in_a_row", "step", "seen")
+        names = ("learned", "average", "mean", "square", "norm", "taken", "skipped", "not_finite", "step", "seen")
         state = {name: getattr(self, name) for name in names}
         state["learned"] = [tensor.detach() for tensor in self.learned]
         kept = {"reservoirs": [r.to_dict() for r in self.reservoirs], "logs": [b.log for b in self.buffers]}
@@ -377,7 +380,7 @@ class Compressor:
     def load(self, saved: dict[str, Any]) -> None:
         for name in ("learned", "average", "mean", "square"):
             setattr(self, name, [tensor.to(self.device) for tensor in saved[name]])
-        for name in ("norm", "taken", "skipped", "in_a_row"):
+        for name in ("norm", "taken", "skipped", "not_finite"):
             setattr(self, name, saved[name].to(self.device))
         self.step, self.seen = saved["step"], saved["seen"]
         for reservoir, buffer, samples, log in zip(
