@@ -39,6 +39,13 @@ def test_there_and_back(kind, size, kernel, stride, padding):
         assert torch.equal(found, expected)
         other = torch.randn(found.shape, generator=generator).to(DEVICE)
         back = window.gather(other)
+        alive = torch.randn(maps.shape, generator=generator).to(DEVICE)
+        alive[0, 0, 0, 0] = torch.nan  # which a ReLU lets through
+        dead = alive <= 0
+        assert torch.equal(window.spread(maps, alive), window.spread(maps.masked_fill(dead, 0)))
+        assert torch.equal(window.spread(alive, alive).nan_to_num(), window.spread(alive.relu()).nan_to_num())
+        assert window.spread(alive, alive).isnan().sum() == window.spread(alive.isnan().float()).sum()
+        assert torch.equal(window.gather(other, alive), back.masked_fill(dead, 0))
     assert back.shape == maps.shape
     assert torch.isclose((back.double() * maps).sum(), (other.double() * found).sum(), rtol=1e-5, atol=1e-4)
     columns = other.unflatten(3, (-1, channels)).permute(0, 4, 3, 1, 2).reshape(columns.shape)

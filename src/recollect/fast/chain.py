@@ -16,15 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from recollect.fast.flat import General
-from recollect.fast.patches import Window
+from recollect.fast.patches import Window, through_relu
 from recollect.nets import Network, Params
 from recollect.unroll import Passes
 
 ALIGNED = 32  # numbers: each network's vector begins where wide loads can
-
-through_relu = (
-    torch.ops.aten.threshold_backward
-)  # (what comes, the ReLU's value, 0): its way back, and its tangent's way on
 
 
 def fits(network: Network) -> bool:
@@ -182,8 +178,8 @@ class Chain(General):
             slope.weight.baddbmm_(back.mT, seen_dots[number])
             torch.sum(back_dot, 1, keepdim=True, out=slope.bias)
             back_dot = torch.bmm(back_dot, layer.weight).baddbmm_(back, move.weight)
-            back_dot = through_relu(self._gather(number, back_dot), below, 0)
-            back = through_relu(self._gather(number, torch.bmm(back, layer.weight)), below, 0)
+            back_dot = self._gather(number, back_dot, below)
+            back = self._gather(number, torch.bmm(back, layer.weight), below)
         torch.bmm(back_dot.mT, seen[0], out=slopes[0].weight)
         torch.sum(back_dot, 1, keepdim=True, out=slopes[0].bias)
         by_seen = torch.bmm(back_dot, layers[0].weight).baddbmm_(back, moves[0].weight)
@@ -191,7 +187,7 @@ class Chain(General):
 
     def _by_images(self, by_seen: Tensor, back_dot: Tensor, back: Tensor, mu: Tensor, images: Tensor) -> Tensor:
         """The gradient by what was given, from that by what the first layer sees."""
-        return self._leave(self._gather(0, by_seen), images)
+        return self._leave(self._gather(0, by_seen, None), images)
 
     def _layers(self, vectors: Tensor) -> list[Layer]:
         """Views into the vectors."""
@@ -218,27 +214,30 @@ class Chain(General):
         count, batch, channels, height, width = images.shape
         return rows.reshape(count, batch, height, width, channels).movedim(-1, 2)
 
-    def _spread(self, number: int, rows: Tensor) -> Tensor:
-        """What a layer sees of the rows below it."""
+    def _spread(self, number: int, rows: Tensor, alive: Tensor | None) -> Tensor:
+        """What a layer sees of the rows below it, through the ReLU between them, whose values are alive."""
         if window := self.windows[number]:
-            maps = rows.reshape(-1, window.height, window.width, window.channels)
-            return window.spread(maps).reshape(len(rows), -1, window.length)
-        return rows.view(len(rows), -1, prod(self.layouts[number]))
+            size = (-1, window.height, window.width, window.channels)
+            maps = window.spread(rows.reshape(size), None if alive is None else alive.reshape(size))
+            return maps.reshape(len(rows), -1, window.length)
+        return through_relu(rows, alive).view(len(rows), -1, prod(self.layouts[number]))
 
-    def _gather(self, number: int, seen: Tensor) -> Tensor:
+    def _gather(self, number: int, seen: Tensor, alive: Tensor | None) -> Tensor:
         """Its transpose, for gradients."""
         if window := self.windows[number]:
             patches = seen.view(-1, window.out_height, window.out_width, window.length)
-            return window.gather(patches).reshape(len(seen), -1, window.channels)
-        return seen.reshape(len(seen), -1, self.layouts[number][0]) if number else seen
+            size = (-1, window.height, window.width, window.channels)
+            maps = window.gather(patches, None if alive is None else alive.reshape(size))
+            return maps.reshape(len(seen), -1, window.channels)
+        return through_relu(seen.reshape(len(seen), -1, self.layouts[number][0]), alive) if number else seen
 
     def _forward(self, layers: list[Layer], images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """What each layer sees, what each ReLU gives, and the logits."""
+        """What each layer sees, what each ReLU is given, and the logits."""
         seen, alive, rows = [], [], self._enter(images)
         for number, layer in enumerate(layers):
             if number:
-                alive.append(rows.relu_())
-            seen.append(self._spread(number, rows))
+                alive.append(rows)
+            seen.append(self._spread(number, rows, rows if number else None))
             rows = torch.baddbmm(layer.bias if number else self._first_bias(layer, images), seen[-1], layer.weight.mT)
         return seen, alive, rows
 
@@ -252,7 +251,7 @@ class Chain(General):
         dots, rows = [seen[0]], None
         for number, (layer, move) in enumerate(zip(layers, moves, strict=True)):
             if rows is not None:
-                dots.append(self._spread(number, through_relu(rows, alive[number - 1], 0)))
+                dots.append(self._spread(number, rows, alive[number - 1]))
             rows = torch.baddbmm(move.bias, seen[number], move.weight.mT)
             if number:
                 rows.baddbmm_(dots[number], layer.weight.mT)
@@ -268,8 +267,7 @@ class Chain(General):
             torch.bmm(back.mT, seen[number], out=slopes[number].weight)
             torch.sum(back, 1, keepdim=True, out=slopes[number].bias)
             if number:
-                below = self._gather(number, torch.bmm(back, layers[number].weight))
-                back = through_relu(below, alive[number - 1], 0)
+                back = self._gather(number, torch.bmm(back, layers[number].weight), alive[number - 1])
         return found, back
 
 

@@ -12,28 +12,30 @@ if TYPE_CHECKING:
 BLOCK = 1024
 
 
-def spread(maps: Tensor, patches: Tensor, window: "Window") -> None:
-    _launch(_spread, patches.numel(), maps, patches, window)
+def spread(maps: Tensor, alive: Tensor | None, patches: Tensor, window: "Window") -> None:
+    _launch(_spread, patches.numel(), maps, alive, patches, window)
 
 
-def gather(patches: Tensor, maps: Tensor, window: "Window") -> None:
-    _launch(_gather, maps.numel(), patches, maps, window)
+def gather(patches: Tensor, alive: Tensor | None, maps: Tensor, window: "Window") -> None:
+    _launch(_gather, maps.numel(), patches, alive, maps, window)
 
 
-def _launch(kernel, count: int, given: Tensor, found: Tensor, window: "Window") -> None:
+def _launch(kernel, count: int, given: Tensor, alive: Tensor | None, found: Tensor, window: "Window") -> None:
     if count:
         kernel[(triton.cdiv(count, BLOCK),)](
-            given, found, count, window.height, window.width, window.out_height, window.out_width, window.channels,
-            window.kernel, window.stride, window.padding, BLOCK,
+            given, given if alive is None else alive.contiguous(), found, count, alive is not None, window.height,
+            window.width, window.out_height, window.out_width, window.channels, window.kernel, window.stride,
+            window.padding, BLOCK,
         )  # fmt: skip
 
 
 @triton.jit
 def _spread(
-    maps, patches, count, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, C: tl.constexpr,
-    K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+    maps, alive, patches, count, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """patches[n, a, b, i, j, c] = maps[n, a STRIDE + i - PADDING, b STRIDE + j - PADDING, c], or 0 outside"""
+    """patches[n, a, b, i, j, c] = maps[n, a STRIDE + i - PADDING, b STRIDE + j - PADDING, c], or 0 outside
+    and, with RELU, where alive is not above 0"""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     c = at % C
@@ -45,16 +47,20 @@ def _spread(
     h = a * STRIDE + i - PADDING
     w = b * STRIDE + j - PADDING
     seen = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-    value = tl.load(maps + ((n * H + h) * W + w) * C + c, mask=seen, other=0.0)
+    place = ((n * H + h) * W + w) * C + c
+    value = tl.load(maps + place, mask=seen, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(tl.load(alive + place, mask=seen, other=1.0).to(tl.float32) <= 0, 0.0, value)  # but not nan
     tl.store(patches + at, value, mask=inside)
 
 
 @triton.jit
 def _gather(
-    patches, maps, count, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, C: tl.constexpr,
-    K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
+    patches, alive, maps, count, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """maps[n, h, w, c] = the sum of patches[n, a, b, i, j, c] over all a, b, i, j that look at h, w"""
+    """maps[n, h, w, c] = the sum of patches[n, a, b, i, j, c] over all a, b, i, j that look at h, w; with RELU 0
+    where alive is not above 0"""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     c = at % C
@@ -72,4 +78,6 @@ def _gather(
             seen = rows & (right >= 0) & (right % STRIDE == 0) & (b < OUT_W)
             place = ((((n * OUT_H + a) * OUT_W + b) * K + i) * K + j) * C + c
             total += tl.load(patches + place, mask=seen, other=0.0)
+    if RELU:
+        total = tl.where(tl.load(alive + at, mask=inside, other=1.0).to(tl.float32) <= 0, 0.0, total)
     tl.store(maps + at, total, mask=inside)

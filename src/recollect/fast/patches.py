@@ -38,25 +38,27 @@ class Window(NamedTuple):
         """of a patch"""
         return self.kernel * self.kernel * self.channels
 
-    def spread(self, maps: Tensor) -> Tensor:
-        """[N, H, W, C] -> [N, H', W', length]"""
+    def spread(self, maps: Tensor, alive: Tensor | None = None) -> Tensor:
+        """[N, H, W, C] -> [N, H', W', length]; with `alive` through a ReLU first, see `through_relu`."""
         if _has_kernels(maps, self):
             from recollect.fast import patch_kernels
 
             found = maps.new_empty(len(maps), self.out_height, self.out_width, self.length)
-            patch_kernels.spread(maps.contiguous(), found, self)
+            patch_kernels.spread(maps.contiguous(), alive, found, self)
             return found
+        maps = through_relu(maps, alive)
         p, k, s = self.padding, self.kernel, self.stride
         views = F.pad(maps, (0, 0, p, p, p, p)).unfold(1, k, s).unfold(2, k, s)  # [N, H', W', C, k, k]
         return views.permute(0, 1, 2, 4, 5, 3).flatten(3)
 
-    def gather(self, patches: Tensor) -> Tensor:
-        """[N, H', W', length] -> [N, H, W, C]: each number goes back to where it was seen, and is added to the others."""
+    def gather(self, patches: Tensor, alive: Tensor | None = None) -> Tensor:
+        """[N, H', W', length] -> [N, H, W, C]: each number goes back to where it was seen, and is added to the others; then back
+        through the ReLU."""
         if _has_kernels(patches, self):
             from recollect.fast import patch_kernels
 
             found = patches.new_empty(len(patches), self.height, self.width, self.channels)
-            patch_kernels.gather(patches.contiguous(), found, self)
+            patch_kernels.gather(patches.contiguous(), alive, found, self)
             return found
         p, k, s = self.padding, self.kernel, self.stride
         padded = patches.new_zeros(len(patches), self.height + 2 * p, self.width + 2 * p, self.channels)
@@ -65,7 +67,12 @@ class Window(NamedTuple):
             for j in range(k):
                 seen = padded[:, i : i + s * self.out_height : s, j : j + s * self.out_width : s]
                 seen += parts[:, :, :, i, j]
-        return padded[:, p : p + self.height, p : p + self.width]
+        return through_relu(padded[:, p : p + self.height, p : p + self.width], alive)
+
+
+def through_relu(numbers: Tensor, alive: Tensor | None) -> Tensor:
+    """A ReLU's way back, its tangent's way on, and its own where both are the same. `alive` is what it was given, or gave."""
+    return numbers if alive is None else torch.ops.aten.threshold_backward(numbers, alive, 0)
 
 
 def _has_kernels(tensor: Tensor, window: Window) -> bool:
