@@ -33,7 +33,7 @@ from recollect.config import to_json
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.learners import accuracy
 from recollect.continual.metrics import metrics, spread, square
-from recollect.continual.run import _save as save
+from recollect.continual.run import fingerprint, load_state, save_state
 from recollect.continual.show import PAPER
 from recollect.continual.streams import Stream
 from recollect.data import Images, load
@@ -172,19 +172,20 @@ def run(
     learner, rows, seconds = Judged(model, judge, device), [], 0.0
     asked = {"strategy": name, "seed": seed, "on": config.on, "settings": chosen}
     experiences = list(benchmark(Stream(images, config, seed)).train_stream)
-    if checkpoint and checkpoint.exists():
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
-        if saved["asked"] != asked:
+    stream = {"config": to_json(config), "images": fingerprint(images)}
+    if checkpoint and (saved := load_state(checkpoint)):
+        if (saved["asked"], saved["stream"]) != (asked, stream):
             raise RecollectError(f"{checkpoint} was begun with other settings: give another folder (--runs)")
         rows, seconds = saved["rows"], saved["seconds"]
         restore(strategy, saved["state"])
     began -= seconds
-    for task, experience in list(enumerate(experiences))[len(rows) :]:
+    for task, experience in enumerate(experiences[len(rows) :], len(rows)):
         strategy.train(experience, shuffle=False)
         rows.append([accuracy(learner, judge, seen) for seen in range(task + 1)])
         seconds = time.perf_counter() - began
         if checkpoint:
-            save(checkpoint, {"asked": asked, "rows": rows, "seconds": seconds, "state": state(strategy)})
+            kept = {"asked": asked, "stream": stream, "rows": rows, "seconds": seconds, "state": state(strategy)}
+            save_state(checkpoint, kept)
         progress(f"task {task + 1} of {judge.tasks}: {sum(rows[-1]) / len(rows[-1]):.1f} %, {seconds:.0f} s")
     matrix = square(rows)
     return asked | {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(seconds, 1)}
@@ -234,7 +235,7 @@ def main(arguments: list[str] | None = None) -> None:
                         path.with_suffix(".pt"),
                     )  # fmt: skip
                     write_json(path, found)
-                    path.with_suffix(".pt").unlink()
+                path.with_suffix(".pt").unlink(missing_ok=True)
                 results.append(read_json(path))
                 if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):
                     raise RecollectError(f"{path} was run with other settings: give another folder (--runs)")

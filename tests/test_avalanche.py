@@ -428,8 +428,9 @@ def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
     found = rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
     assert found["matrix"] == whole["matrix"]
     assert found["seconds"] > 0
-    with pytest.raises(RecollectError, match="was begun with other settings"):
-        rivals.run(load("digits"), config, name, 1, chosen, "cpu", killed, path)
+    for seed, change in ((1, {}), (0, {"buffer": 15})):
+        with pytest.raises(RecollectError, match="was begun with other settings"):
+            rivals.run(load("digits"), replace(config, **change), name, seed, chosen, "cpu", killed, path)
 
 
 def test_their_buffers_are_the_streams():

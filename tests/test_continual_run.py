@@ -256,6 +256,8 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         (["--seeds", 0], "seeds is 0: give 1 or more"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
+        (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give less"),
+        (["--compute", "bf16", "--device", "cpu"], "compute is bf16, which needs a CUDA device: give fp32 or auto"),
         (
             ["--tasks", 10],
             "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or",
@@ -306,6 +308,22 @@ def test_a_folder_of_another_run(call, whole, folder, toy_images, toy_npz):
     _, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--out", "full", code=2)
     assert err == "error: full holds something else: give another folder (--out)\n"
     assert memories(copy) == memories(whole)
+
+
+def test_a_folder_older_than_a_setting(call, whole, folder, toy_npz):
+    copy = Path(shutil.copytree(whole, folder / "copy"))
+    path = copy / "seed-0" / "compress" / "task-01.safetensors"
+    path.unlink()
+    (copy / "seed-0" / "compress.json").unlink()
+    known = json.loads((copy / "continual.json").read_text())
+    del known["config"]["kept_downsample"]
+    (copy / "continual.json").write_text(json.dumps(known))
+    call("resume", copy, "--quiet")
+    assert memories(copy) == memories(whole)
+    (copy / "continual.json").write_text(json.dumps(known))
+    common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet", "--kept-downsample", 2]
+    _, err = call("continual", "rotations", *common, code=2)
+    assert "was begun with kept_downsample 1, not 2" in err
 
 
 def test_damaged_files(call, whole, folder):

@@ -612,7 +612,7 @@ def test_another_network_on_a_gpu_says_why_once(chip):
         warnings.simplefilter("error")
         assert fast.passes(net, "cuda:0", "fp32")[1] == "fp32"
     with pytest.warns(
-        UserWarning, match="bf16 is for the ConvNet's kernels and La-MAML's network, and it is not a ConvNet"
+        UserWarning, match="bf16 is for the ConvNet's kernels and chains with convolutions, and it is not a ConvNet"
     ):
         assert fast.passes(net, "cuda", "bf16")[1] == "tf32"
 
@@ -711,12 +711,13 @@ def test_a_gpu_without_triton(chip, monkeypatch):
 
 @pytest.mark.parametrize("name", ["fp32", "tf32", "bf16"])
 def test_precision_is_put_back(name):
-    def flags() -> tuple[bool, bool]:
-        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    def flags() -> tuple[bool, bool, bool]:
+        products = torch.backends.cuda.matmul
+        return products.allow_tf32, torch.backends.cudnn.allow_tf32, products.allow_bf16_reduced_precision_reduction
 
     def fails() -> None:
         with precision(name):
-            assert flags() == (name != "fp32",) * 2
+            assert flags() == (name != "fp32", name != "fp32", False)
             raise KeyError
 
     before = flags()

@@ -132,7 +132,8 @@ def test_the_continual_table_is_that_of_the_files():
     assert f"{large[0]:.1f} and {large[1]:.1f} % with 60,000 images a task" in " ".join(README.split())
     trials = json.loads((ROOT / "experiments" / "continual-recipe.json").read_text())
     for row in (row for row in trials.values() if row.get("settings", {}).get("window_place") == "random"):
-        assert ", ".join(f"{found['mean']:.1f}" for found in row["validation"].values()) in table
+        means = ", ".join(f"{found['mean']:.1f}" for found in row["validation"].values())
+        assert (means or "| ended: ") in table
     rivals = json.loads((ROOT / "experiments" / "rivals.json").read_text())
     for row in (row for name, rows in rivals.items() if name != "environment" for row in rows.values()):
         assert (row["ra"]["n"], row["on"]) == (5, "test")

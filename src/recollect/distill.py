@@ -36,7 +36,7 @@ from recollect.seeds import seeded
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
-MOST_SKIPS = 20  # outer steps without a usable gradient in a row before the run stops
+MOST_SKIPS = 20  # outer steps in a row without a usable gradient before a run stops; in a stream, without a finite one
 WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
 JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
 BACK = 0.2  # of the way back to the average, where there is no usable gradient

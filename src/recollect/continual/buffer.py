@@ -24,7 +24,8 @@ class Buffer:
     """
 
     def __init__(self, images: int, shape: Shape, tasks: int, kept: Shape | None = None):
-        self.sample = prod(kept or shape)
+        self.kept = kept or shape
+        self.sample = prod(self.kept)
         self.total = images * prod(shape)
         if images < tasks:
             raise RecollectError(

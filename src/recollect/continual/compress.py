@@ -172,10 +172,8 @@ class Compressor:
         self.augmentation = augment.parse(config.augment)
         self.size = memory_sizes(stream, config)[tasks[0]]
         self.buffers = [account(stream, config, task) for task in tasks]
-        self.kept = smaller(stream.shape, config.kept_downsample, "kept_downsample")
-        """the shape of a sample in the reservoir"""
         self.reservoirs = [
-            Reservoir(buffer.capacity, self.kept, seeded(seed, KEEP, task))
+            Reservoir(buffer.capacity, buffer.kept, seeded(seed, KEEP, task))
             for task, buffer in zip(tasks, self.buffers, strict=True)
         ]
         self.local = local_labels(stream)
@@ -203,7 +201,7 @@ class Compressor:
         for _ in range(self.config.outer_per_batch):
             self._outer_step(batches)
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
-            reservoir.add(batch._replace(images=resized(batch.images, self.kept[1:])))
+            reservoir.add(batch._replace(images=resized(batch.images, buffer.kept[1:])))
             buffer.note(batch.task, self.seen, len(reservoir))
         self.seen += 1
         hopeless = (self.not_finite >= MOST_SKIPS).nonzero().flatten().tolist()

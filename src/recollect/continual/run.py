@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 
 from recollect.config import to_json
-from recollect.continual.compress import Compressor, memory_sizes
+from recollect.continual.compress import Compressor, account
 from recollect.continual.config import CONTINUAL, ContinualConfig, check_learners
 from recollect.continual.learners import Compress, accuracy, accuracy_matrix, is_told, make
 from recollect.continual.metrics import Matrix, Metrics, metrics, square
@@ -118,10 +118,12 @@ def run(
         if value is not None and value < 1:
             raise RecollectError(f"{what} is {value}: give 1 or more")
     setting = Setting(images, config, Path(out), find_device(device))
+    if setting.device == "cpu" and config.compute not in ("auto", "fp32"):
+        raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
     stream = Stream(images, config)
-    memory_sizes(stream, config)
+    account(stream, config, 0)
     Network(config.network, stream.shape, stream.classes)  # all mistakes before the first hour is spent
-    settings = {"stream": name, "data": data or {}, "config": to_json(config), "images": _fingerprint(images)}
+    settings = {"stream": name, "data": data or {}, "config": to_json(config), "images": fingerprint(images)}
     how = {"seeds": seeds, "learners": list(learners), "device": device, "workers": workers, "together": together}
     _begin(setting, settings, how)
     first, then = _jobs(setting, stream, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
@@ -135,7 +137,7 @@ def _silent(_: str, __: float) -> None:
     pass
 
 
-def _fingerprint(images: Images) -> str:
+def fingerprint(images: Images) -> str:
     splits = (images.train, images.validation, images.test)
     return sha256(*(part.numpy().tobytes() for split in splits for part in (split.images, split.labels)))
 
@@ -144,11 +146,11 @@ def _begin(setting: Setting, settings: dict[str, Any], how: dict[str, Any]) -> N
     """A new folder, or one that was begun with the same stream, data and settings; seeds and learners may differ."""
     path = setting.out / CONTINUAL
     if path.exists():
-        known = read_json(path)
+        known = to_json(ContinualConfig()) | _flat(read_json(path))  # which may be older than a setting
         for name, value in _flat(settings).items():
-            if _flat(known).get(name) != value:
+            if known.get(name) != value:
                 raise RecollectError(
-                    f"{setting.out} was begun with {name} {_flat(known).get(name)!r}, not {value!r}: "
+                    f"{setting.out} was begun with {name} {known.get(name)!r}, not {value!r}: "
                     "go on with the same, or give another folder (--out)"
                 )
     elif setting.out.exists() and (not setting.out.is_dir() or any(setting.out.iterdir())):
@@ -223,7 +225,7 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
     compressor = Compressor(stream, setting.config, job.tasks, setting.device)
     folder = setting.memory(job.seed, 0).parent
     checkpoint = folder / f"tasks-{job.tasks[0]:02d}-{job.tasks[-1]:02d}.pt"
-    saved = _load(checkpoint)
+    saved = load_state(checkpoint)
     if saved and tuple(saved["tasks"]) == job.tasks:
         compressor.load(saved)
     tasks = [stream.task(task) for task in job.tasks]
@@ -237,7 +239,7 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
         compressor.observe(batches)
         progress(what, len(tasks) / compressor.batches)
         if time.perf_counter() - saved_at >= setting.checkpoint_seconds:
-            _save(checkpoint, compressor.to_dict())
+            save_state(checkpoint, compressor.to_dict())
             saved_at = time.perf_counter()
     seconds = time.perf_counter() - began
     for task, memory, buffer in zip(job.tasks, compressor.memories(), compressor.buffers, strict=True):
@@ -247,13 +249,13 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
     checkpoint.unlink(missing_ok=True)
 
 
-def _save(path: Path, state: dict[str, Any]) -> None:
+def save_state(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     write_atomically(path, buffer.getvalue())
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def load_state(path: Path) -> dict[str, Any] | None:
     """A checkpoint, or None. Only tensors, numbers, strings and containers of them are ever unpickled."""
     if not path.exists():
         return None

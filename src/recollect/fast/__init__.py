@@ -27,7 +27,8 @@ def passes(
 ) -> tuple[Flat, str]:
     """The passes for a network on a device, and the precision they compute in.
 
-    "auto" is bf16 where the ConvNet's kernels run (TF32 without `half`), and TF32 for other networks; La-MAML's has bf16 too.
+    "auto" is bf16 where the ConvNet's kernels run (TF32 without `half`), and TF32 for other networks; chains with convolutions
+    have bf16 where it is asked for.
     """
     if not device.startswith("cuda"):
         if compute not in ("auto", "fp32"):
@@ -48,7 +49,7 @@ def passes(
     if wanted == compute == "bf16":
         if network.convolves and chain.fits(network):
             return chain.Half(network), wanted
-        _say(f"bf16 is for the ConvNet's kernels and La-MAML's network, and {reason}: computing in TF32")
+        _say(f"bf16 is for the ConvNet's kernels and chains with convolutions, and {reason}: computing in TF32")
     wanted = "tf32" if wanted == "bf16" else wanted
     if not chain.fits(network):
         _say(f"the general path runs this network: {reason}")

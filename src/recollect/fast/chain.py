@@ -272,8 +272,8 @@ class Chain(General):
 
 
 class Half(Chain):
-    """The same with bfloat16 inside: half the bytes to move, and products twice as fast. What a query says of the weights at an
-    unroll's end stays in full; and so do weights, sums of gradients and the softmax."""
+    """The same with bfloat16 inside a pass: half the bytes to move. In full are the softmax, what is summed over steps (weights,
+    momentum, the adjoint), and the judging of queries."""
 
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         return super().gradients(vectors.bfloat16(), images.bfloat16(), labels, total).to(vectors)

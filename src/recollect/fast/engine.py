@@ -38,7 +38,7 @@ class Start(NamedTuple):
 
 @contextmanager
 def precision(name: str, benchmark: bool = False) -> Iterator[None]:
-    """The library's own products in full float32, or with "tf32" and "bf16" in TF32, while this lasts.
+    """The library's own products of float32 in full, or with "tf32" and "bf16" in TF32, while this lasts; sums of bf16 in full.
 
     The switches are the whole process's, so one thread at a time has them; captured steps need them no more.
     """

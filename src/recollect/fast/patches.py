@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-KINDS = torch.float32, torch.bfloat16
+KINDS = torch.float32, torch.bfloat16  # of numbers that the kernels take
 MOST = 2**31 - 1  # numbers that the kernels' offsets reach
 
 
