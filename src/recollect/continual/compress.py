@@ -267,13 +267,12 @@ class Compressor:
         images, labels = [], []
         for batch, reservoir in zip(batches, self.reservoirs, strict=True):
             kept = reservoir.draw(self.config.replay, seeded(self.stream.seed, REPLAY, batch.task, self.step))
-            kept = kept._replace(images=resized(kept.images, self.stream.shape[1:]))
-            both = Batch(*(torch.cat(parts) for parts in zip(batch, kept, strict=True)))
-            places = torch.arange(self.config.batch + self.config.replay) % len(both.labels)
-            images.append(both.images[places])
-            labels.append(self.local[both.tasks, both.labels][places])
-        pixels = torch.stack(images).to(self.device)
-        return self.stream.preprocess(pixels), torch.stack(labels).to(self.device)
+            seen = [resized(part.images.to(self.device), self.stream.shape[1:]) for part in (batch, kept)]
+            truth = torch.cat([self.local[part.tasks, part.labels] for part in (batch, kept)])
+            places = torch.arange(self.config.batch + self.config.replay) % len(truth)
+            images.append(torch.cat(seen)[places.to(self.device)])
+            labels.append(truth[places])
+        return self.stream.preprocess(torch.stack(images)), torch.stack(labels).to(self.device)
 
     def _update(self, gradients: Sequence[Tensor]) -> None:
         """Clip, step and average, each task by itself; a task without a usable gradient goes back towards its average."""
