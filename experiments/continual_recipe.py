@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 import recollect
 from recollect.config import Recipe
+from recollect.continual.buffer import resized
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
@@ -209,11 +209,10 @@ def main() -> None:
 
 def halved(images: recollect.Images) -> recollect.Images:
     """The mean of every four pixels."""
-    splits = {}
-    for name in ("train", "validation", "test"):
-        split = getattr(images, name)
-        splits[name] = replace(split, images=F.avg_pool2d(split.images.float(), 2).round().byte())
-    return replace(images, **splits)
+    height, width = (side // 2 for side in images.shape[1:])
+    splits = {name: getattr(images, name) for name in ("train", "validation", "test")}
+    smaller = {name: replace(split, images=resized(split.images, (height, width))) for name, split in splits.items()}
+    return replace(images, **smaller)
 
 
 def where() -> dict[str, Any]:

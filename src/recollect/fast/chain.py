@@ -215,19 +215,18 @@ class Chain(General):
         return rows.reshape(count, batch, height, width, channels).movedim(-1, 2)
 
     def _spread(self, number: int, rows: Tensor, alive: Tensor | None) -> Tensor:
-        """What a layer sees of the rows below it, through the ReLU between them, whose values are alive."""
+        """What a layer sees of the rows below it, through the ReLU between them, if there is one: `alive` is what it was
+        given."""
         if window := self.windows[number]:
-            size = (-1, window.height, window.width, window.channels)
-            maps = window.spread(rows.reshape(size), None if alive is None else alive.reshape(size))
-            return maps.reshape(len(rows), -1, window.length)
+            patches = window.spread(rows.reshape(window.maps), None if alive is None else alive.reshape(window.maps))
+            return patches.reshape(len(rows), -1, window.length)
         return through_relu(rows, alive).view(len(rows), -1, prod(self.layouts[number]))
 
     def _gather(self, number: int, seen: Tensor, alive: Tensor | None) -> Tensor:
         """Its transpose, for gradients."""
         if window := self.windows[number]:
             patches = seen.view(-1, window.out_height, window.out_width, window.length)
-            size = (-1, window.height, window.width, window.channels)
-            maps = window.gather(patches, None if alive is None else alive.reshape(size))
+            maps = window.gather(patches, None if alive is None else alive.reshape(window.maps))
             return maps.reshape(len(seen), -1, window.channels)
         return through_relu(seen.reshape(len(seen), -1, self.layouts[number][0]), alive) if number else seen
 

@@ -38,6 +38,11 @@ class Window(NamedTuple):
         """of a patch"""
         return self.kernel * self.kernel * self.channels
 
+    @property
+    def maps(self) -> tuple[int, int, int, int]:
+        """the shape of any number of them"""
+        return -1, self.height, self.width, self.channels
+
     def spread(self, maps: Tensor, alive: Tensor | None = None) -> Tensor:
         """[N, H, W, C] -> [N, H', W', length]; with `alive` through a ReLU first, see `through_relu`."""
         if _has_kernels(maps, self):
