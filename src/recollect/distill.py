@@ -86,8 +86,7 @@ def resolve(config: DistillConfig, images: Images) -> DistillConfig:
     if preprocess == "auto":
         preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"
     device = find_device(config.device)
-    if device == "cpu" and config.compute not in ("auto", "fp32"):
-        raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
+    fast.check(config.compute, device)
     decided = {"bases": bases, "matrices": matrices, "inner_per_class": inner, "classes_per_step": ways}
     return replace(config, **decided, preprocess=preprocess, device=device)
 

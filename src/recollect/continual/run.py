@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from recollect import fast
 from recollect.config import to_json
 from recollect.continual.compress import Compressor, account
 from recollect.continual.config import CONTINUAL, ContinualConfig, check_learners
@@ -118,8 +119,7 @@ def run(
         if value is not None and value < 1:
             raise RecollectError(f"{what} is {value}: give 1 or more")
     setting = Setting(images, config, Path(out), find_device(device))
-    if setting.device == "cpu" and config.compute not in ("auto", "fp32"):
-        raise RecollectError(f"compute is {config.compute}, which needs a CUDA device: give fp32 or auto")
+    fast.check(config.compute, setting.device)
     stream = Stream(images, config)
     account(stream, config, 0)
     Network(config.network, stream.shape, stream.classes)  # all mistakes before the first hour is spent

@@ -30,9 +30,8 @@ def passes(
     "auto" is bf16 where the ConvNet's kernels run (TF32 without `half`), and TF32 for other networks; chains with convolutions
     have bf16 where it is asked for.
     """
+    check(compute, device)
     if not device.startswith("cuda"):
-        if compute not in ("auto", "fp32"):
-            raise RecollectError(f"compute is {compute}, which needs a CUDA device: give fp32 or auto")
         return any_network(network, compile), "fp32"
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
@@ -54,6 +53,11 @@ def passes(
     if not chain.fits(network):
         _say(f"the general path runs this network: {reason}")
     return any_network(network, compile), wanted
+
+
+def check(compute: str, device: str) -> None:
+    if not device.startswith("cuda") and compute not in ("auto", "fp32"):
+        raise RecollectError(f"compute is {compute}, which needs a CUDA device: give fp32 or auto")
 
 
 def any_network(network: Network, compile: bool = False) -> General:
