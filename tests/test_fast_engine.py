@@ -618,12 +618,15 @@ def test_another_network_on_a_gpu_says_why_once(chip):
 
 
 @needs_triton
-@pytest.mark.parametrize("network", ["mlp", "lamaml"])
-def test_chains_on_a_gpu(chip, network):
+@pytest.mark.parametrize(
+    ("network", "half", "passes", "precision"),
+    [("mlp", True, Chain, "tf32"), ("lamaml", True, Half, "bf16"), ("lamaml", False, Chain, "tf32")],
+)
+def test_chains_on_a_gpu(chip, network, half, passes, precision):
     chip(9)
-    flat, name = fast.passes(Network(network, (1, 8, 8), 3), "cuda")  # a warning would be an error
-    assert type(flat) is Chain
-    assert name == "tf32"
+    flat, name = fast.passes(Network(network, (1, 8, 8), 3), "cuda", half=half)  # a warning would be an error
+    assert type(flat) is passes
+    assert name == precision
 
 
 @needs_triton

@@ -107,7 +107,7 @@ class ContinualConfig:
     """passes over all images of a task"""
 
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """precision of products on a GPU. Auto: bf16 for the convnet, TF32 for others; lamaml has bf16 where asked for"""
+    """precision of products on a GPU. Auto: bf16 for convnet and lamaml, TF32 for others"""
 
 
 _SHORT: dict[str, Any] = {

@@ -27,8 +27,8 @@ def passes(
 ) -> tuple[Flat, str]:
     """The passes for a network on a device, and the precision they compute in.
 
-    "auto" is bf16 where the ConvNet's kernels run (TF32 without `half`), and TF32 for other networks; chains with convolutions
-    have bf16 where it is asked for.
+    "auto" is bf16 where the ConvNet's kernels run and for chains with convolutions (TF32 without `half`), and TF32 for other
+    networks.
     """
     check(compute, device)
     if not device.startswith("cuda"):
@@ -45,9 +45,9 @@ def passes(
         from recollect.fast.convnet import ConvNet
 
         return Pieces(ConvNet(network, wanted), MOST_IMAGES), wanted
+    if wanted == "bf16" and network.convolves and chain.fits(network):
+        return chain.Half(network), wanted
     if wanted == compute == "bf16":
-        if network.convolves and chain.fits(network):
-            return chain.Half(network), wanted
         _say(f"bf16 is for the ConvNet's kernels and chains with convolutions, and {reason}: computing in TF32")
     wanted = "tf32" if wanted == "bf16" else wanted
     if not chain.fits(network):
