@@ -107,6 +107,9 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
                 {"kept_downsample": 2, "outer_lr": 0.04},
                 {"kept_downsample": 2, "inner_lr": 0.02},
                 {"kept_downsample": 2, "inner_per_class": 20},
+                {"kept_downsample": 4, "inner_per_class": 20},
+                {"kept_downsample": 3, "inner_per_class": 20},
+                {"kept_downsample": 4},
             )
         ),
     ],
