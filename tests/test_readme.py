@@ -128,6 +128,7 @@ def test_the_continual_table_is_that_of_the_files():
         assert ", ".join(means[:2]) in table
     first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
+    assert f"{streams['cifar100']['rows'][0]['ra']['mean']:.1f} % on CIFAR-100" in " ".join(README.split())
     large = [streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations-60k", "permutations-60k")]
     assert f"{large[0]:.1f} and {large[1]:.1f} % with 60,000 images a task" in " ".join(README.split())
     trials = json.loads((ROOT / "experiments" / "continual-recipe.json").read_text())

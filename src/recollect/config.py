@@ -128,7 +128,7 @@ class DistillConfig:
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one"""
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet, TF32 for other networks"""
+    """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet and lamaml, TF32 for others"""
     compile: bool = False
     """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
     ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and do not need it"""
