@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 import recollect
 from recollect.config import Recipe
-from recollect.continual.buffer import resized
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
@@ -214,8 +214,12 @@ def halved(images: recollect.Images) -> recollect.Images:
     """The mean of every four pixels."""
     height, width = (side // 2 for side in images.shape[1:])
     splits = {name: getattr(images, name) for name in ("train", "validation", "test")}
-    smaller = {name: replace(split, images=resized(split.images, (height, width))) for name, split in splits.items()}
-    return replace(images, **smaller)
+    smaller = {
+        name: F.interpolate(split.images.float(), (height, width), mode="area") for name, split in splits.items()
+    }
+    return replace(
+        images, **{name: replace(splits[name], images=each.round().byte()) for name, each in smaller.items()}
+    )
 
 
 def where() -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from scipy.fft import dctn
 
 from recollect import RecollectError
-from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir, resized
+from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir, Sketch
 from recollect.continual.streams import Batch
 from recollect.seeds import seeded
 
@@ -100,7 +101,7 @@ def test_the_account():
 
 
 def test_samples_may_be_kept_smaller():
-    buffer = Buffer(10, (1, 4, 4), tasks=5, kept=(1, 2, 2))
+    buffer = Buffer(10, (1, 4, 4), tasks=5, sample=4)
     assert (buffer.total, buffer.share, buffer.capacity) == (160, 32, 40)
     buffer.store(30)
     assert buffer.capacity == 32  # 130 floats are left
@@ -109,14 +110,32 @@ def test_samples_may_be_kept_smaller():
         buffer.note(1, 0, 33)
 
 
-def test_resized():
-    image = torch.tensor([[[[0, 1, 10, 10], [2, 3, 10, 12]]]], dtype=torch.uint8)
-    small = resized(image, (1, 2))
-    assert (small.dtype, small.tolist()) == (torch.uint8, [[[[2, 10]]]])  # the means 1.5 and 10.5, rounded to even
-    assert resized(image.float(), (1, 2)).tolist() == [[[[1.5, 10.5]]]]
-    assert resized(small, (1, 4)).tolist() == [[[[2, 4, 8, 10]]]]
-    assert resized(image, (2, 4)) is image
-    assert resized(image[:0], (1, 2)).shape == (0, 1, 1, 2)
+def test_a_sketch_has_the_lowest_frequencies():
+    shape = 3, 5, 4
+    images = torch.randint(256, (6, *shape), dtype=torch.uint8)
+    whole = Sketch(shape, 60)
+    assert torch.allclose(whole.waves @ whole.waves.T, torch.eye(60), atol=1e-6)
+    assert torch.equal(whole.images(whole.of(images), torch.uint8), images)
+    expected = torch.as_tensor(dctn(images.double().numpy(), axes=(1, 2, 3), norm="ortho")).flatten(1)
+    assert torch.allclose(whole.of(images).double().sort().values, expected.sort().values, atol=1e-3)
+    one = Sketch(shape, 1)  # the mean of all
+    grey = images.float().mean((1, 2, 3), keepdim=True)
+    assert torch.allclose(one.images(one.of(images), torch.float32), grey.expand(-1, *shape), atol=1e-3)
+    three = Sketch(shape, 3)  # the mean of each channel, before any place
+    colour = images.float().mean((2, 3), keepdim=True)
+    assert torch.allclose(three.images(three.of(images), torch.float32), colour.expand(-1, *shape), atol=1e-3)
+    assert torch.equal(whole.waves[:20], Sketch(shape, 20).waves)
+    assert three.images(three.of(images[:0]), torch.uint8).shape == (0, *shape)
+
+
+def test_a_sketch_of_pixels_stays_in_their_range():
+    edge = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    edge[..., 4:] = 255
+    sketch = Sketch((1, 8, 8), 16)
+    numbers = sketch.of(edge)
+    pixels, floats = (sketch.images(numbers, kind) for kind in (torch.uint8, torch.float32))
+    assert (pixels.min(), pixels.max()) == (0, 255)
+    assert floats.min() < -1 < 256 < floats.max()
 
 
 def test_more_tasks_than_the_buffer_can_serve():

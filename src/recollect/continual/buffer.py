@@ -1,13 +1,12 @@
 """What may be kept of a stream: real samples by reservoir sampling or class by class, and an account of every float."""
 
+import math
 from collections import Counter
-from collections.abc import Callable
-from math import prod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from recollect.continual.streams import Batch
 from recollect.errors import RecollectError
@@ -20,13 +19,12 @@ class Buffer:
     Arguments:
         images: the total, in images of `shape`. Labels are not counted, as nobody does.
         tasks: that will share it.
-        kept: the shape of real samples, where they are kept smaller.
+        sample: floats of a real sample, where fewer than all are kept.
     """
 
-    def __init__(self, images: int, shape: Shape, tasks: int, kept: Shape | None = None):
-        self.kept = kept or shape
-        self.sample = prod(self.kept)
-        self.total = images * prod(shape)
+    def __init__(self, images: int, shape: Shape, tasks: int, sample: int | None = None):
+        self.sample = sample or math.prod(shape)
+        self.total = images * math.prod(shape)
         if images < tasks:
             raise RecollectError(
                 f"a buffer of {images} images cannot serve {tasks} tasks, each with an image at least: "
@@ -63,7 +61,7 @@ class Buffer:
 class Reservoir:
     """A uniform sample of all that was added, whenever one looks (Vitter's algorithm R)."""
 
-    def __init__(self, capacity: int, shape: Shape, generator: torch.Generator):
+    def __init__(self, capacity: int, shape: Sequence[int], generator: torch.Generator):
         self.capacity, self.generator, self.seen = capacity, generator, 0
         self.images = torch.zeros(capacity, *shape, dtype=torch.uint8)
         self.labels, self.tasks = (torch.zeros(capacity, dtype=torch.long) for _ in range(2))
@@ -73,7 +71,7 @@ class Reservoir:
 
     def add(self, batch: Batch) -> None:
         """The n-th sample is kept with probability capacity / n, in the place of any other."""
-        self.images = self.images.to(batch.images.dtype)  # uint8 of our streams, floats of others'
+        self.images = self.images.to(batch.images.dtype)  # uint8 of our streams, floats of others' and of sketches
         numbers = self.seen + torch.arange(1, len(batch.labels) + 1)
         drawn = (torch.rand(len(numbers), dtype=torch.float64, generator=self.generator) * numbers).long()
         places = torch.where(numbers <= self.capacity, numbers - 1, drawn)
@@ -100,15 +98,35 @@ class Reservoir:
         self.generator.set_state(saved["generator"])
 
 
-def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """[N, C, H, W] of the same dtype: smaller by the mean of what a pixel covers, larger as recalled images are."""
-    if images.shape[-2:] == size:
-        return images
-    if not len(images):  # which interpolate refuses
-        return images.new_empty(*images.shape[:2], *size)
-    shrink = prod(size) < prod(images.shape[-2:])
-    found = F.interpolate(images.float(), size=size, mode="area" if shrink else "bilinear")
-    return (found if images.is_floating_point() else found.round()).to(images.dtype)
+class Sketch:
+    """Images by a few numbers: the lowest frequencies of their cosine transform, those of colours up to half as high as those
+    of grey, since colours have less detail."""
+
+    def __init__(self, shape: Shape, numbers: int, device: str = "cpu"):
+        places = torch.cartesian_prod(*map(torch.arange, shape))  # of all frequencies, [C * H * W, 3]
+        heights = (places[:, 1:] / torch.tensor(shape[1:])).norm(dim=1) * torch.where(places[:, 0] > 0, 2, 1)
+        chosen = places[heights.argsort(stable=True)[:numbers]]
+        channels, rows, columns = (_cosines(side)[kept] for side, kept in zip(shape, chosen.T, strict=True))
+        self.shape = shape
+        self.waves = torch.einsum("nc,nh,nw->nchw", channels, rows, columns).flatten(1).float().to(device)
+        """[numbers, C * H * W], orthonormal"""
+
+    def of(self, images: Tensor) -> Tensor:
+        """[N, C, H, W] -> [N, numbers], on the processor"""
+        return (images.to(self.waves.device).flatten(1).float() @ self.waves.T).cpu()
+
+    def images(self, numbers: Tensor, kind: torch.dtype) -> Tensor:
+        """[N, numbers] -> what they tell of the images, [N, C, H, W] on the device; whole pixels where these are asked for."""
+        found = (numbers.to(self.waves) @ self.waves).unflatten(1, self.shape)
+        return found.round().clamp(0, 255).to(kind) if kind == torch.uint8 else found.to(kind)
+
+
+def _cosines(side: int) -> Tensor:
+    """[frequencies, places] of the orthonormal cosine transform (DCT-II)."""
+    frequencies, places = torch.arange(side, dtype=torch.float64)[:, None], torch.arange(side) + 0.5
+    waves = torch.cos(math.pi / side * frequencies * places) * math.sqrt(2 / side)
+    waves[0] /= math.sqrt(2)
+    return waves
 
 
 class Balanced:

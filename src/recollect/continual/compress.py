@@ -17,7 +17,7 @@ from torch.func import vmap
 import recollect
 from recollect import fast, unroll
 from recollect.config import Recipe, to_json
-from recollect.continual.buffer import Buffer, Reservoir, resized
+from recollect.continual.buffer import Buffer, Reservoir, Sketch
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
@@ -77,8 +77,8 @@ def memory_sizes(stream: Stream, config: ContinualConfig) -> list[Size]:
 
 def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
     """The buffer as it is when a task begins: with the memories of those before it."""
-    kept = smaller(stream.shape, config.kept_downsample, "kept_downsample")
-    buffer = Buffer(config.buffer, stream.shape, stream.tasks, kept)
+    sample = math.prod(smaller(stream.shape, config.kept_downsample, "kept_downsample"))
+    buffer = Buffer(config.buffer, stream.shape, stream.tasks, sample)
     for size in memory_sizes(stream, config)[:task]:
         buffer.store(size.floats)
     return buffer
@@ -172,8 +172,12 @@ class Compressor:
         self.augmentation = augment.parse(config.augment)
         self.size = memory_sizes(stream, config)[tasks[0]]
         self.buffers = [account(stream, config, task) for task in tasks]
+        sample = self.buffers[0].sample
+        self.sketch = Sketch(stream.shape, sample, device) if config.kept_downsample > 1 else None
+        """how samples are kept, where not as they are"""
+        shape = (sample,) if self.sketch else stream.shape
         self.reservoirs = [
-            Reservoir(buffer.capacity, buffer.kept, seeded(seed, KEEP, task))
+            Reservoir(buffer.capacity, shape, seeded(seed, KEEP, task))
             for task, buffer in zip(tasks, self.buffers, strict=True)
         ]
         self.local = local_labels(stream)
@@ -201,7 +205,7 @@ class Compressor:
         for _ in range(self.config.outer_per_batch):
             self._outer_step(batches)
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
-            reservoir.add(batch._replace(images=resized(batch.images, buffer.kept[1:])))
+            reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
             buffer.note(batch.task, self.seen, len(reservoir))
         self.seen += 1
         hopeless = (self.not_finite >= MOST_SKIPS).nonzero().flatten().tolist()
@@ -267,10 +271,11 @@ class Compressor:
         images, labels = [], []
         for batch, reservoir in zip(batches, self.reservoirs, strict=True):
             kept = reservoir.draw(self.config.replay, seeded(self.stream.seed, REPLAY, batch.task, self.step))
-            seen = [resized(part.images.to(self.device), self.stream.shape[1:]) for part in (batch, kept)]
+            replayed = self.sketch.images(kept.images, batch.images.dtype) if self.sketch else kept.images
             truth = torch.cat([self.local[part.tasks, part.labels] for part in (batch, kept)])
             places = torch.arange(self.config.batch + self.config.replay) % len(truth)
-            images.append(torch.cat(seen)[places.to(self.device)])
+            seen = torch.cat([batch.images.to(self.device), replayed.to(self.device)])
+            images.append(seen[places.to(self.device)])
             labels.append(truth[places])
         return self.stream.preprocess(torch.stack(images)), torch.stack(labels).to(self.device)
 

@@ -49,7 +49,8 @@ class ContinualConfig:
     replay: int = 190
     """samples of the reservoir beside the incoming batch in the outer loss (fewer where there are fewer)"""
     kept_downsample: int = 1
-    """the reservoir's samples are this much smaller than images on each side, so that more of them fit"""
+    """the reservoir's samples are kept by their lowest frequencies, as many numbers as images have that are this much smaller
+    on each side, so that more of them fit"""
     inner_steps: int = 150
     """length of the unroll (T)"""
     inner_per_class: int = 32
