@@ -334,11 +334,17 @@ def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
     config = replace(CONFIG, inner_per_class=2)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     matrices = compressor.size.matrices
-    rows = compressor._start(0, 0, 3).batches
-    assert rows.shape == (3, 6)
-    assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] and len(set(row.tolist())) == 6 for row in rows)
-    assert torch.equal(rows, compressor._start(0, 0, 3).batches)
-    assert not torch.equal(rows, compressor._start(1, 0, 3).batches)
+    steps = matrices + 1
+    rows = compressor._start(0, 0, steps).batches
+    assert rows.shape == (steps, 6)
+    assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] for row in rows)
+    seen = rows.view(steps, 3, 2).transpose(0, 1).flatten(1)  # of each class, step after step
+    first, second, _ = seen.split(matrices, dim=1)
+    for whole in (first, second):  # none comes again before all have come
+        assert torch.equal(whole.sort().values.flatten(), torch.arange(3 * matrices))
+    assert not torch.equal(first, second)
+    assert torch.equal(rows, compressor._start(0, 0, steps).batches)
+    assert not torch.equal(rows, compressor._start(1, 0, steps).batches)
 
 
 def test_unrolls_of_random_length(toy_images, monkeypatch):

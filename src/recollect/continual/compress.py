@@ -252,14 +252,16 @@ class Compressor:
         return int(torch.randint(self.config.window, self.config.inner_steps + 1, (), generator=generator))
 
     def _start(self, task: int, copy: int, steps: int) -> Start:
-        """A fresh network, what each of its inner steps sees of the recalled images, and how augmented."""
+        """A fresh network, what each of its inner steps sees of the recalled images, and how augmented. Where that is not all, none
+        comes again before the others of its class: metagradients vary less than if each step drew its own."""
         matrices, each = self.size.matrices, self.config.inner_per_class
         generator = seeded(self.stream.seed, INNER, task, self.step, copy)
         params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
         rows = self.everything[:steps]  # [T, B]
         if each < matrices:
-            picks = torch.rand(steps, self.classes, matrices, generator=generator).argsort(-1)[..., :each]
-            rows = (picks + torch.arange(self.classes)[:, None] * matrices).flatten(1)
+            passes = torch.rand(self.classes, -(-steps * each // matrices), matrices, generator=generator).argsort(-1)
+            picks = passes.flatten(1)[:, : steps * each] + torch.arange(self.classes)[:, None] * matrices
+            rows = picks.view(self.classes, steps, each).transpose(0, 1).flatten(1)
         if not self.augmentation:
             return Start(params, rows)
         drawn = [augment.draw(self.augmentation, rows.shape[1], generator) for _ in range(steps)]
