@@ -252,8 +252,8 @@ class Compressor:
         return int(torch.randint(self.config.window, self.config.inner_steps + 1, (), generator=generator))
 
     def _start(self, task: int, copy: int, steps: int) -> Start:
-        """A fresh network, what each of its inner steps sees of the recalled images, and how augmented. Where that is not all, none
-        comes again before the others of its class: metagradients vary less than if each step drew its own."""
+        """A fresh network, what each of its inner steps sees of the recalled images, and how augmented. Where that is not all,
+        none comes again before the others of its class: metagradients vary less than if each step drew its own."""
         matrices, each = self.size.matrices, self.config.inner_per_class
         generator = seeded(self.stream.seed, INNER, task, self.step, copy)
         params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
