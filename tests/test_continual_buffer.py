@@ -125,6 +125,9 @@ def test_a_sketch_has_the_lowest_frequencies():
     colour = images.float().mean((2, 3), keepdim=True)
     assert torch.allclose(three.images(three.of(images), torch.float32), colour.expand(-1, *shape), atol=1e-3)
     assert torch.equal(whole.waves[:20], Sketch(shape, 20).waves)
+    waves = Sketch((3, 16, 16), 48).waves.unflatten(1, (3, -1))
+    grey = (waves - waves.mean(1, keepdim=True)).abs().amax((1, 2)) < 1e-6
+    assert grey.sum() == 31  # colours have half the frequencies on each side: about a quarter of grey's, twice
     assert three.images(three.of(images[:0]), torch.uint8).shape == (0, *shape)
 
 
