@@ -103,11 +103,61 @@ def make(name: str, model: nn.Module, stream: Stream, chosen: dict[str, float], 
             mem_size=config.buffer, batch_size_mem=int(chosen["replay"]), n_inner_steps=int(chosen["inner"]),
             beta=chosen["beta"], gamma=chosen["gamma"], **options,
         )  # fmt: skip
-    return LaMAML(
+    kind = CapturedLaMAML if device.startswith("cuda") else LaMAML
+    return kind(
         max_buffer_size=config.buffer, buffer_mb_size=int(chosen["replay"]), n_inner_updates=int(chosen["inner"]),
         second_order=bool(chosen["second_order"]), grad_clip_norm=chosen["clip"], lr_alpha=chosen["lr_alpha"],
         alpha_init=chosen["alpha"], **options,
     )  # fmt: skip
+
+
+class CapturedLaMAML(LaMAML):
+    """Its iteration as a CUDA graph, one for each shape of batches: the strategy's own code without Python's time."""
+
+    WARM = 3  # iterations as they are before one is captured
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.stream = torch.cuda.Stream()
+        self.seen: dict[Any, int] = {}
+        self.graphs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.sample = self.buffer.get_buffer_batch
+
+    def _inner_updates(self, **_: Any) -> None:
+        """Those and the outer one."""
+        replayed = self.sample() if self.clock.train_exp_counter else ()
+        inputs = [self.mb_x, self.mb_y, self.mb_task_id, *replayed]
+        shapes = tuple(part.shape for part in inputs)
+        self.seen[shapes] = self.seen.get(shapes, 0) + 1
+        self.stream.wait_stream(torch.cuda.current_stream())
+        if self.seen[shapes] <= self.WARM:
+            with torch.cuda.stream(self.stream):
+                self._whole(inputs)
+        else:
+            if shapes not in self.graphs:
+                graph, held = torch.cuda.CUDAGraph(), [part.clone() for part in inputs]
+                with torch.cuda.graph(graph, stream=self.stream):
+                    self._whole(held)
+                self.graphs[shapes] = graph, held
+            graph, held = self.graphs[shapes]
+            for kept, part in zip(held, inputs, strict=True):
+                kept.copy_(part)
+            graph.replay()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _whole(self, inputs: list[Tensor]) -> None:
+        """An iteration that leaves parameters where they were in memory."""
+        self.mbatch = inputs[:3]
+        self.buffer.get_buffer_batch = lambda: inputs[3:]
+        places = [parameter.data for parameter in self.model.parameters()]
+        super()._inner_updates()
+        super()._outer_update()
+        for parameter, place in zip(self.model.parameters(), places, strict=True):
+            parameter.data = place.copy_(parameter.data)
+        self.meta_losses, self.initial_fast_params, self.loss = [], {}, self.loss.detach()
+
+    def _outer_update(self, **_: Any) -> None:
+        """Done with the inner ones."""
 
 
 class Judged:

@@ -9,10 +9,11 @@ import torch
 
 from recollect import Memory, RecollectError, fast, load
 from recollect.continual import compress
-from recollect.continual.compress import BACK, MOST_SKIPS, Compressor, memory_size, memory_sizes
+from recollect.continual.compress import BACK, MOST_SKIPS, Compressor, described, memory_size, memory_sizes
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
+from recollect.memory import recall
 
 CONFIG = ContinualConfig(
     tasks=3, per_task=25, buffer=12, network="mlp:width=6", bases=3, inner_steps=3, inner_lr=0.1, outer_per_batch=2,
@@ -23,7 +24,8 @@ SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1
 RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
 ACCOUNTED = KINDS | {"samples kept smaller": replace(CONFIG, kept_downsample=2)}
-SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM}
+SAMPLES = replace(CONFIG, init="samples")
+SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM, "begun as samples": SAMPLES}
 
 
 def distilled(images, config, tasks, device="cpu") -> list[Memory]:
@@ -165,15 +167,16 @@ def test_tasks_that_are_not_alike_cannot_be_stacked(toy_images):
         Compressor(stream, SPLIT, [0, 1])
 
 
-def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path):
-    whole = distilled(toy_images, CONFIG, [0, 2])
-    stream = Stream(toy_images, CONFIG, 1)
-    begun = Compressor(stream, CONFIG, [0, 2])
+@pytest.mark.parametrize("config", [CONFIG, SAMPLES], ids=["random", "samples"])
+def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path, config):
+    whole = distilled(toy_images, config, [0, 2])
+    stream = Stream(toy_images, config, 1)
+    begun = Compressor(stream, config, [0, 2])
     tasks = [iter(stream.task(task)) for task in (0, 2)]
     begun.observe([next(task) for task in tasks])
     torch.save(begun.to_dict(), tmp_path / "state.pt")
-    stream = Stream(toy_images, CONFIG, 1)
-    resumed = Compressor(stream, CONFIG, [0, 2])
+    stream = Stream(toy_images, config, 1)
+    resumed = Compressor(stream, config, [0, 2])
     resumed.load(torch.load(tmp_path / "state.pt", weights_only=True))
     rest = [stream.task(task) for task in (0, 2)]
     for task in rest:
@@ -365,6 +368,69 @@ def test_unrolls_of_random_length(toy_images, monkeypatch):
     assert windows == {2}
     distilled(toy_images, config, [1, 2])
     assert lengths[len(once) :] == [length for length in once for _ in range(2)]
+
+
+# --- a memory that begins as samples -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("small", "size", "images"), [((3, 4, 4), (8, 8), 30), ((1, 4, 3), (7, 6), 30), ((2, 5, 5), (5, 5), 3)]
+)
+def test_images_that_bases_can_recall_are_described_exactly(small, size, images):
+    draws, count = torch.Generator().manual_seed(0), min(5, images)
+    bases, mixed = torch.randn(count, *small, generator=draws), torch.randn(images, count, generator=draws)
+    seen = recall(bases, torch.eye(count)[None], mixed, size)
+    found, coefficients = described(seen, (5, *small))
+    assert found.shape == (count, *small)
+    assert coefficients.shape == (images, count)
+    torch.testing.assert_close(recall(found, torch.eye(count)[None], coefficients, size), seen, rtol=0, atol=1e-4)
+
+
+def test_others_are_described_with_the_least_error():
+    seen = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    found, coefficients = (part.requires_grad_() for part in described(seen, (4, 3, 4, 4)))
+    error = (recall(found, torch.eye(4)[None], coefficients, (8, 8)) - seen).square().sum()
+    for gradient in torch.autograd.grad(error, (found, coefficients)):
+        assert gradient.abs().max() < 1e-3 * error  # nothing near is better
+    among = described(seen[:, :, ::2, ::2], (4, 3, 4, 4))  # pixels of whole images, rank 4
+    values = torch.linalg.svdvals(seen[:, :, ::2, ::2].flatten(1))
+    left = (recall(among[0], torch.eye(4)[None], among[1], (4, 4)) - seen[:, :, ::2, ::2]).square().sum()
+    torch.testing.assert_close(left, values[4:].square().sum(), rtol=1e-4, atol=0)
+
+
+def test_a_memory_begins_as_the_samples_that_have_come(toy_images):
+    config = replace(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, outer_lr=1e-9)
+    stream = Stream(toy_images, config, 1)
+    compressor = Compressor(stream, config, [0])
+    batches = list(stream.task(0))
+    assert compressor.waits == 2  # half of four: 21 recalled images need three
+    for batch in batches[:2]:
+        compressor.observe([batch])
+        assert (compressor.step, len(compressor.reservoirs[0])) == (0, 10 * compressor.seen)
+    compressor.observe([batches[2]])
+    assert compressor.step == config.outer_per_batch
+    recalled, labels = compressor.memories()[0].recall()
+    images, truth = (torch.cat([getattr(batch, part) for batch in batches[:3]]) for part in ("images", "labels"))
+    far, nearest = (recalled[:, None] - stream.preprocess(images)).flatten(2).norm(dim=2).min(1)
+    assert far.max() < 1e-3  # 30 bases recall 30 samples
+    assert torch.equal(truth[nearest], labels)
+    assert len(nearest.unique()) == len(labels)
+
+
+def test_what_no_sample_describes_stays_random(toy_images):
+    config = replace(SAMPLES, per_task=25, bases=13)
+    stream = Stream(toy_images, config, 1)
+    compressor, first = Compressor(stream, config, [0]), next(iter(stream.task(0)))
+    before = [tensor[0].clone() for tensor in compressor.learned]
+    label = int(first.labels[0])
+    few = first._replace(images=first.images[:1], labels=first.labels[:1])
+    compressor._begin_as_samples([few])
+    bases, addressing = (tensor[0] for tensor in compressor.learned)
+    assert not torch.equal(bases[0], before[0][0])
+    assert torch.equal(bases[1:], before[0][1:])
+    assert addressing[:, label, 1:].abs().max() == 0
+    others = [other for other in range(3) if other != label]
+    assert torch.equal(addressing[:, others], before[1][:, others])
 
 
 # --- the memory ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
 
 import recollect
 from recollect import fast, unroll
@@ -191,18 +192,24 @@ class Compressor:
         )
         """of each task: running mean of the gradient's norm; outer steps taken, skipped, and in a row without a finite
         gradient (one that is only large will be usual some day)"""
+        needed = -(-self.size.matrices * self.classes // config.batch)
+        self.waits = min(needed, self.batches // 2) if config.init == "samples" else 0
+        """batches that only fill the reservoirs, before memories begin as samples"""
         self.everything = torch.arange(self.classes * self.size.matrices, device=device).expand(config.inner_steps, -1)
         self.step, self.seen = 0, 0  # outer steps; batches
 
     def _first(self, task: int) -> tuple[Tensor, Tensor]:
         bases = torch.empty(self.size.bases, *smaller(self.stream.shape, self.config.downsample, "downsample"))
         addressing = torch.empty(self.size.matrices, self.classes, self.size.bases)
-        initialise(bases, addressing, self.config.init, seeded(self.stream.seed, START, task))
+        init = "kaiming" if self.config.init == "samples" else self.config.init
+        initialise(bases, addressing, init, seeded(self.stream.seed, START, task))
         return bases, addressing
 
     def observe(self, batches: Sequence[Batch]) -> None:
         """One incoming batch of every task: outer steps on it and on what the reservoirs hold, then it may be kept."""
-        for _ in range(self.config.outer_per_batch):
+        if self.config.init == "samples" and self.seen == self.waits:
+            self._begin_as_samples(batches)
+        for _ in range(self.config.outer_per_batch if self.seen >= self.waits else 0):
             self._outer_step(batches)
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
             reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
@@ -214,6 +221,21 @@ class Compressor:
                 f"the outer gradient of task {self.tasks[hopeless[0]]} was not finite {MOST_SKIPS} times in a row: lower "
                 f"inner_lr ({self.config.inner_lr}), outer_lr ({self.config.outer_lr}) or inner_steps ({self.config.inner_steps})"
             )
+
+    def _begin_as_samples(self, batches: Sequence[Batch]) -> None:
+        """Make every memory recall the samples that there are, each class its own, as nearly as its bases allow. Random is what
+        is left: bases beyond the number of samples, and addressing of a class of which none has come."""
+        bases, addressing = self.learned
+        for number, (batch, reservoir) in enumerate(zip(batches, self.reservoirs, strict=True)):
+            draws = seeded(self.stream.seed, START, batch.task)
+            pixels, labels = self._samples(batch, reservoir, len(reservoir), draws)
+            found, coefficients = described(self.stream.preprocess(pixels).cpu(), bases[number].shape)
+            bases[number, : len(found)] = found.to(self.device)
+            for label in labels.unique().tolist():
+                rows = (labels == label).nonzero().flatten()
+                chosen = coefficients[rows[torch.arange(self.size.matrices) % len(rows)]]
+                addressing[number, :, label] = F.pad(chosen, (0, self.size.bases - len(found))).to(self.device)
+        self.average = [tensor.clone() for tensor in self.learned]
 
     def _outer_step(self, batches: Sequence[Batch]) -> None:
         """Lines 4 to 16 of Algorithm 1, for all tasks."""
@@ -272,14 +294,21 @@ class Compressor:
         same again: shapes never change, and each image counts about as much as any other."""
         images, labels = [], []
         for batch, reservoir in zip(batches, self.reservoirs, strict=True):
-            kept = reservoir.draw(self.config.replay, seeded(self.stream.seed, REPLAY, batch.task, self.step))
-            replayed = self.sketch.images(kept.images, batch.images.dtype) if self.sketch else kept.images
-            truth = torch.cat([self.local[part.tasks, part.labels] for part in (batch, kept)])
+            draws = seeded(self.stream.seed, REPLAY, batch.task, self.step)
+            seen, truth = self._samples(batch, reservoir, self.config.replay, draws)
             places = torch.arange(self.config.batch + self.config.replay) % len(truth)
-            seen = torch.cat([batch.images.to(self.device), replayed.to(self.device)])
             images.append(seen[places.to(self.device)])
             labels.append(truth[places])
         return self.stream.preprocess(torch.stack(images)), torch.stack(labels).to(self.device)
+
+    def _samples(
+        self, batch: Batch, reservoir: Reservoir, count: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """A batch and up to `count` of a reservoir: pixels on the device, and their places among the task's classes."""
+        kept = reservoir.draw(count, generator)
+        replayed = self.sketch.images(kept.images, batch.images.dtype) if self.sketch else kept.images
+        truth = torch.cat([self.local[part.tasks, part.labels] for part in (batch, kept)])
+        return torch.cat([batch.images.to(self.device), replayed.to(self.device)]), truth
 
     def _update(self, gradients: Sequence[Tensor]) -> None:
         """Clip, step and average, each task by itself; a task without a usable gradient goes back towards its average."""
@@ -322,7 +351,7 @@ class Compressor:
     def _rate(self) -> float:
         if self.config.outer_schedule == "constant":
             return self.config.outer_lr
-        steps = self.config.outer_per_batch * self.batches
+        steps = self.config.outer_per_batch * (self.batches - self.waits)
         return self.config.outer_lr * 0.5 * (1 + math.cos(math.pi * self.step / steps))
 
     def memories(self) -> list[Memory]:
@@ -392,6 +421,24 @@ class Compressor:
         ):
             reservoir.load(samples)
             buffer.log = log
+
+
+def described(images: Tensor, bases: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Up to K bases [K, c, h, w] and coefficients [N, K] that recall images [N, c, H, W] with the least squared error: singular
+    vectors of what such bases can recall of them. Component by component, both have the same scale."""
+    most, _, *small = bases
+    units = torch.eye(math.prod(small))
+    recalled = recall(units.view(-1, 1, *small), units[None], units, (images.shape[-2], images.shape[-1]))
+    span, mixed = torch.linalg.qr(
+        recalled.flatten(1).double().T
+    )  # pixels of a base are recalled as span @ mixed @ pixels
+    within = (images.flatten(2).double() @ span).flatten(1)
+    left, sizes, right = torch.linalg.svd(within, full_matrices=False)
+    scales = (sizes[:most] / math.sqrt(within.numel())).sqrt()
+    vectors = right[:most].unflatten(1, (-1, len(units))) * math.sqrt(within.shape[1])
+    found = torch.linalg.solve(mixed, vectors.mT).mT * scales[:, None, None]
+    coefficients = left[:, :most] * math.sqrt(len(within)) * scales
+    return found.reshape(-1, *bases[1:]).float(), coefficients.float()
 
 
 def _like(values: Tensor, tensor: Tensor) -> Tensor:

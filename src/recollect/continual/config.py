@@ -42,8 +42,9 @@ class ContinualConfig:
     many as fit with one matrix for every 20 numbers of a base, and four or more"""
     downsample: int = 2
     """bases are this much smaller than images on each side"""
-    init: Literal["kaiming", "xavier", "unit"] = "kaiming"
-    """of bases and addressing"""
+    init: Literal["kaiming", "xavier", "unit", "samples"] = "kaiming"
+    """of bases and addressing: random, or such that they recall the task's first samples as nearly as they can, as many as
+    there are matrices (outer steps begin when these have come, before half of the task's batches have)"""
     outer_per_batch: int = 4
     """outer steps for each incoming batch (the paper's #Replay)"""
     replay: int = 190
