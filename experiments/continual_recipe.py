@@ -35,7 +35,7 @@ from recollect.runs import environment
 from recollect.seeds import seeded
 
 JUDGE = 70  # what a generator is for
-LENGTHS = (1, 2, 4)  # of the training at test, in unrolls
+LENGTHS = (1, 2, 4, 8)  # of the training at test, in unrolls
 
 # A task's reservoir holds 180, 100 and 30 images in Rotations; in MANY all of a task's 200, and 100.
 JUDGED = {
@@ -58,6 +58,8 @@ BASE = PAPER | {
 COLOUR = {"inner_steps": 40, "inner_lr": 0.02, "inner_per_class": 10, "outer_lr": 0.01, "init": "kaiming"}
 LONG = COLOUR | {"inner_steps": 160, "window": 20, "window_place": "random", "inner_lr": 0.01}
 FLIPPED = LONG | {"outer_lr": 0.08, "augment": "flip"}
+SAMPLED = FLIPPED | {"init": "samples", "kept_downsample": 7, "outer_lr": 0.01, "augment": "flip+crop"}
+STILL = SAMPLED | {"outer_per_batch": 1, "outer_lr": 1e-9}  # as a memory begins, not distilled
 HALVED = {"per_task": 1000, "buffer": 800, "downsample": 1, "network": "lamaml:width=32,hidden=128"}
 LARGE = {"per_task": 6000, "inner_steps": 40, "init": "kaiming", "replay": 10}
 
@@ -110,6 +112,22 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
                 {"kept_downsample": 4, "inner_per_class": 20},
                 {"kept_downsample": 3, "inner_per_class": 20},
                 {"kept_downsample": 4},
+            )
+        ),
+        *(
+            ((2, 10, 17), change)
+            for change in (
+                STILL,
+                STILL | {"augment": "flip"},
+                STILL | {"augment": "flip+crop+cutout"},
+                STILL | {"kept_downsample": 4},
+                STILL | {"kept_downsample": 8},
+                SAMPLED | {"outer_lr": 0.003},
+                SAMPLED,
+                SAMPLED | {"outer_lr": 0.03},
+                SAMPLED | {"outer_lr": 0.08},
+                SAMPLED | {"augment": "flip"},
+                SAMPLED | {"inner_lr": 0.02},
             )
         ),
     ],
@@ -240,7 +258,7 @@ def line(found: dict[str, Any]) -> str:
 def measure(
     stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str
 ) -> dict[str, Any]:
-    """Distil, and judge the memories by networks trained for one, two and four times the unroll's length."""
+    """Distil, and judge the memories by networks trained for one to eight times the unroll's length."""
     began, on_the_wall = time.process_time(), time.perf_counter()
     compressor = Compressor(stream, config, tasks, device)
     for batches in zip(*(stream.task(task) for task in tasks), strict=True):
