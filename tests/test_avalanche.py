@@ -5,8 +5,10 @@ import json
 import math
 import re
 import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import avalanche_example
 import pytest
@@ -431,6 +433,79 @@ def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
     for seed, change in ((1, {}), (0, {"buffer": 15})):
         with pytest.raises(RecollectError, match="was begun with other settings"):
             rivals.run(load("digits"), replace(config, **change), name, seed, chosen, "cpu", killed, path)
+
+
+class Emulated:
+    """What takes the place of a CUDA graph on a processor: an iteration that is captured does not run, but whenever replayed."""
+
+    capturing = None
+
+    def __init__(self):
+        self.replays = 0
+
+    def replay(self):
+        self.replays += 1
+        self.iteration()
+
+
+@contextmanager
+def emulated_capture(graph, stream):
+    Emulated.capturing = graph
+    yield
+    Emulated.capturing = None
+
+
+def emulate(monkeypatch) -> list[Emulated]:
+    """La-MAML captured on a processor; the list of its graphs."""
+    stream, made, whole = Mock(), [], rivals.CapturedLaMAML._whole
+
+    def graph() -> Emulated:
+        made.append(Emulated())
+        return made[-1]
+
+    def captured(self, inputs) -> None:
+        if Emulated.capturing:
+            Emulated.capturing.iteration = lambda: whole(self, inputs)
+        else:
+            whole(self, inputs)
+
+    for name, fake in {
+        "Stream": lambda: stream, "current_stream": lambda: stream, "stream": lambda _: nullcontext(),
+        "CUDAGraph": graph, "graph": emulated_capture,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(rivals.CapturedLaMAML, "_whole", captured)
+    monkeypatch.setattr(rivals, "LaMAML", rivals.CapturedLaMAML)
+    return made
+
+
+LA_MAML = rivals.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
+
+
+def test_la_maml_captured_is_la_maml(monkeypatch):
+    """A graph for the first task, which replays nothing, and one for all others; three iterations of each run as they are."""
+    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
+    usual = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    graphs = emulate(monkeypatch)
+    found = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    assert found["matrix"] == usual["matrix"]
+    assert [graph.replays for graph in graphs] == [24 - 3, 2 * 24 - 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs")
+def test_la_maml_captured_on_a_gpu(monkeypatch):
+    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
+    weights = []
+    for kind in (rivals.LaMAML, rivals.CapturedLaMAML):
+        monkeypatch.setattr(rivals, "CapturedLaMAML", kind)
+        torch.manual_seed(0)
+        stream = Stream(load("digits"), config, device="cuda")
+        model = TaskNetwork(stream)
+        strategy = rivals.make("lamaml", model, stream, LA_MAML, "cuda")
+        for experience in benchmark(Stream(load("digits"), config)).train_stream:
+            strategy.train(experience, shuffle=False)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-2, atol=1e-3)
 
 
 def test_their_buffers_are_the_streams():
