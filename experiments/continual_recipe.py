@@ -119,15 +119,12 @@ ROWS: dict[str, list[tuple[tuple[int, ...], dict[str, Any]]]] = {
             for change in (
                 STILL,
                 STILL | {"augment": "flip"},
-                STILL | {"augment": "flip+crop+cutout"},
-                STILL | {"kept_downsample": 4},
-                STILL | {"kept_downsample": 8},
-                SAMPLED | {"outer_lr": 0.003},
                 SAMPLED,
                 SAMPLED | {"outer_lr": 0.03},
+                STILL | {"kept_downsample": 8},
+                STILL | {"augment": "flip+crop+cutout"},
+                SAMPLED | {"outer_lr": 0.003},
                 SAMPLED | {"outer_lr": 0.08},
-                SAMPLED | {"augment": "flip"},
-                SAMPLED | {"inner_lr": 0.02},
             )
         ),
     ],

@@ -127,8 +127,8 @@ _LARGE = {
 _SPLIT = replace(ContinualConfig(), kind="split", tasks=None, per_task=None, preprocess="normalise")
 _CIFAR = replace(
     _SPLIT, tasks=20, classes_per_task=5, network="lamaml", rival_lr=0.03, agem_lr=0.03,
-    **_SHORT | {"inner_steps": 160, "inner_lr": 0.01, "outer_lr": 0.08}, window=20, window_place="random", inner_per_class=10,
-    augment="flip", kept_downsample=4, test_steps=640,
+    **_SHORT | {"inner_steps": 160, "inner_lr": 0.01, "outer_lr": 0.03}, init="samples", kept_downsample=7, window=20,
+    window_place="random", inner_per_class=10, augment="flip+crop", test_steps=640,
 )  # fmt: skip
 
 STREAMS: dict[str, ContinualConfig] = {
