@@ -248,7 +248,7 @@ def test_what_is_refused(toy_images):
         CompressThenRecall(benchmark=scenario, config=replace(TOY, buffer=1))
     with pytest.raises(RecollectError, match="9 bases do not fit a task's share of 192 floats"):
         DistilledBuffer(scenario, replace(TOY, bases=9, downsample=1))
-    with pytest.raises(RecollectError, match="outer_per_batch is 0: give 1 or more"):
+    with pytest.raises(RecollectError, match="outer_per_batch is 0, which leaves memories random"):
         CompressThenRecall(benchmark=scenario, config=replace(TOY, outer_per_batch=0))
     with pytest.raises(RecollectError, match="has no training experiences"):
         DistilledBuffer(benchmark_from_datasets(train=[], test=[]), TOY)

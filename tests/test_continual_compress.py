@@ -398,8 +398,9 @@ def test_others_are_described_with_the_least_error():
     torch.testing.assert_close(left, values[4:].square().sum(), rtol=1e-4, atol=0)
 
 
-def test_a_memory_begins_as_the_samples_that_have_come(toy_images):
-    config = replace(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, outer_lr=1e-9)
+@pytest.mark.parametrize("still", [{"outer_lr": 1e-9}, {"outer_per_batch": 0}])
+def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
+    config = replace(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, **still)
     stream = Stream(toy_images, config, 1)
     compressor = Compressor(stream, config, [0])
     batches = list(stream.task(0))

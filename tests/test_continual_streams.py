@@ -186,6 +186,11 @@ def few(images: Images, **parts: Split) -> Images:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (dict(outer_per_batch=-1), "outer_per_batch is -1: give 0 or more"),
+        (
+            dict(outer_per_batch=0),
+            r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples",
+        ),
         (dict(tasks=0), "tasks is 0: give 1 or more"),
         (dict(outer_lr=float("nan")), "outer_lr is nan: give a number above 0"),
         (dict(ema=1.0), "ema is 1.0: give a number from 0 to below 1"),

@@ -46,7 +46,7 @@ class ContinualConfig:
     """of bases and addressing: random, or such that they recall the task's first samples as nearly as they can, as many as
     there are matrices (outer steps begin when these have come, before half of the task's batches have)"""
     outer_per_batch: int = 4
-    """outer steps for each incoming batch (the paper's #Replay)"""
+    """outer steps for each incoming batch (the paper's #Replay); 0 leaves a memory as its samples, not distilled"""
     replay: int = 190
     """samples of the reservoir beside the incoming batch in the outer loss (fewer where there are fewer)"""
     kept_downsample: int = 1
@@ -157,7 +157,7 @@ def check(config: ContinualConfig) -> None:
     """Refuse numbers that cannot be meant, and settings that exclude each other."""
     least = {
         "tasks": 1, "per_task": 0, "classes_per_task": 1, "batch": 1, "buffer": 1, "bases": 1, "downsample": 1,
-        "outer_per_batch": 1, "replay": 0, "inner_steps": 1, "inner_per_class": 1, "window": 1, "networks_per_step": 1,
+        "outer_per_batch": 0, "replay": 0, "inner_steps": 1, "inner_per_class": 1, "window": 1, "networks_per_step": 1,
         "test_steps": 1, "glances": 1, "rival_replay": 0, "agem_reference": 1, "data_batch": 1, "gdumb_epochs": 1,
         "all_epochs": 1, "clip_norm": 0, "clip_running": 0, "ewc_strength": 0, "kept_downsample": 1,
     }  # fmt: skip
@@ -174,6 +174,10 @@ def check(config: ContinualConfig) -> None:
     if config.window is not None and config.window > config.inner_steps:
         raise RecollectError(
             f"window is {config.window} in an unroll of {config.inner_steps} inner_steps: give at most {config.inner_steps}"
+        )
+    if not config.outer_per_batch and config.init != "samples":
+        raise RecollectError(
+            f"outer_per_batch is 0, which leaves memories random ({config.init}): give more, or init samples"
         )
     if config.on == "validation" and config.use_validation:
         raise RecollectError("use_validation streams the validation split, so it cannot be reported: turn one off")
