@@ -273,7 +273,7 @@ def measure(
         "outer steps": compressor.step,
         "CPU seconds": seconds,
         "seconds": wall,
-        "CPU seconds an outer step of a task": seconds / compressor.step / len(tasks),
+        "CPU seconds an outer step of a task": seconds / max(compressor.step, 1) / len(tasks),
     }
 
 

@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
                         images, config, name, seed, chosen, device, lambda line, w=what: print(w, line, flush=True),
                         path.with_suffix(".pt"),
                     )  # fmt: skip
-                    write_json(path, found)
+                    write_json(path, found | {"device": device, "environment": environment()})
                 path.with_suffix(".pt").unlink(missing_ok=True)
                 results.append(read_json(path))
                 if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):

@@ -252,6 +252,10 @@ def test_what_is_refused(toy_images):
         CompressThenRecall(benchmark=scenario, config=replace(TOY, outer_per_batch=0))
     with pytest.raises(RecollectError, match="has no training experiences"):
         DistilledBuffer(benchmark_from_datasets(train=[], test=[]), TOY)
+    empty = ClassificationDataset([[]], data_attributes=[DataAttribute([], "targets")])
+    first = next(iter(scenario.train_stream)).dataset
+    with pytest.raises(RecollectError, match="experience 1 has no samples: leave it out"):
+        DistilledBuffer(benchmark_from_datasets(train=[first, empty]), TOY)
     data = ClassificationDataset(
         [[(torch.zeros(1, 8, 8, dtype=torch.uint8), 0)]], data_attributes=[DataAttribute([0], "targets")]
     )

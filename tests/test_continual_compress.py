@@ -23,9 +23,13 @@ PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
 SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
 RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
-ACCOUNTED = KINDS | {"samples kept smaller": replace(CONFIG, kept_downsample=2)}
 SAMPLES = replace(CONFIG, init="samples")
-SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM, "begun as samples": SAMPLES}
+ACCOUNTED = KINDS | {
+    "samples kept smaller": replace(CONFIG, kept_downsample=2),
+    "begun as samples": SAMPLES,
+    "begun as samples kept smaller": replace(SAMPLES, kept_downsample=2),
+}
+SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM}
 
 
 def distilled(images, config, tasks, device="cpu") -> list[Memory]:
@@ -210,6 +214,19 @@ def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
         assert learner.buffer.memories == memories <= (task.number + 1) * total // stream.tasks
         assert learner.buffer.log[-1]["samples"] == 0
         assert all(line["sample_floats"] + line["memory_floats"] <= line["total"] for line in learner.buffer.log)
+
+
+def test_samples_go_when_a_memory_that_is_not_distilled_is_there(toy_images):
+    config = replace(SAMPLES, per_task=40, buffer=30, bases=6, outer_per_batch=0)
+    learner, stream = Compress(Stream(toy_images, config), config), Stream(toy_images, config)
+    samples = []
+    for batch in stream.task(0):
+        learner.observe(batch)
+        samples.append(len(learner._compressor.reservoirs[0]))
+    waits = learner._compressor.waits
+    assert 0 < waits < 4
+    assert samples == [10 * (number + 1) if number < waits else 0 for number in range(4)]
+    assert [line["samples"] for line in learner.buffer.log] == [*samples[:waits], 0]
 
 
 def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):

@@ -7,7 +7,18 @@ import torch
 
 from recollect import RecollectError, load
 from recollect.continual.config import LEARNERS, ContinualConfig
-from recollect.continual.learners import AGem, AllData, Compress, Ewc, GDumb, Online, Replay, accuracy_matrix, make
+from recollect.continual.learners import (
+    AGem,
+    AllData,
+    Compress,
+    Ewc,
+    GDumb,
+    Online,
+    Replay,
+    accuracy_matrix,
+    is_told,
+    make,
+)
 from recollect.continual.metrics import metrics
 from recollect.continual.streams import Batch, Stream
 
@@ -61,8 +72,30 @@ def test_what_needs_the_task_says_so(toy_images):
         GDumb(Stream(toy_images, CONFIG), CONFIG).predict(toy_images.test.images, None)
     with pytest.raises(RecollectError, match="never saw task 0"):
         Compress(Stream(toy_images, CONFIG), CONFIG).predict(toy_images.test.images, None)
-    with pytest.raises(RecollectError, match="task 0 ends without a batch"):
-        Compress(Stream(toy_images, CONFIG), CONFIG).end_task()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_tasks_come_in_their_order_and_with_samples(toy_images, name):
+    stream = Stream(toy_images, CONFIG)
+    learner, first, second = make(name, stream, CONFIG), batches(stream), batches(stream, 1)
+    with pytest.raises(RecollectError, match="task 0 ends without a batch: a task needs samples"):
+        learner.end_task()
+    with pytest.raises(RecollectError, match="a batch of task 1 came where task 0 is due"):
+        learner.observe(second[0])
+    learner.observe(first[0])
+    with pytest.raises(RecollectError, match="a batch of task 1 came where task 0 is due"):
+        learner.observe(second[0])
+    learner.end_task()
+    with pytest.raises(RecollectError, match="a batch of task 0 came where task 1 is due"):
+        learner.observe(first[1])
+    with pytest.raises(RecollectError, match="task 1 ends without a batch"):
+        learner.end_task()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_told_the_task(kind):
+    told = {name for name in LEARNERS if is_told(name, KINDS[kind])}
+    assert told == ({*LEARNERS} - {"union"} if kind == "split" else {"compress", "gdumb", "all-data"})
 
 
 # --- one network on the stream -------------------------------------------------------------------------------------

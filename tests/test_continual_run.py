@@ -10,18 +10,20 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import experiment_module
 from matplotlib.figure import Figure
 
-from recollect import Memory, RecollectError
+from recollect import Memory, RecollectError, load
 from recollect.cli import main
 from recollect.continual import run as run_module
 from recollect.continual import show
 from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
 from recollect.continual.run import Result, run
+from recollect.continual.streams import Stream
 
 CONFIG = replace(
     STREAMS["rotations"], tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1,
@@ -89,6 +91,11 @@ def test_a_run_s_folder(whole):
         for learner in LEARNERS:
             found = json.loads((inside / f"{learner}.json").read_text())
             assert (found["device"], found["environment"]["torch"]) == ("cpu", torch.__version__)
+            assert found["told_the_task"] == (learner in ("compress", "gdumb", "all-data"))
+        ours = json.loads((inside / "compress.json").read_text())
+        spent = [json.loads(path.read_text())["seconds_of_all"] for path in inside.glob("compress/*-buffer.json")]
+        assert len(spent) == 3
+        assert ours["distilling_seconds"] == pytest.approx(sum(spent), abs=0.02)
         for task in range(3):
             memory = Memory.load(inside / "compress" / f"task-{task:02d}.safetensors")
             assert memory.header.made["task"] == task
@@ -121,7 +128,7 @@ def test_the_table_stands_beside_the_paper_s(call, toy_npz):
     assert "not run" not in lines["Online"]
     assert "not run" in lines["La-MAML"]
     assert "77.77 ± 0.58" in lines["Sparse-La-MAML"]
-    assert "rotations of toy: accuracy on the test images, 1 seeds" in out
+    assert "rotations of toy: accuracy on the test images, mean ± deviation over n seeds" in out
     assert "tasks" in err  # progress, as plain lines
     assert Path("runs/continual-rotations/seed-0/online.json").exists()
 
@@ -152,6 +159,13 @@ def test_every_stream_runs(call, toy_npz, stream):
         stream, stream.removesuffix("-60k").replace("many", "permutations")
     )
     assert settings["config"]["use_validation"] == stream.endswith("-60k")
+    recorded = Path("run/seed-0/permutations.npy")
+    assert recorded.exists() == (settings["config"]["kind"] == "permutations")
+    if recorded.exists():
+        images = load(str(toy_npz))
+        config = replace(STREAMS[stream], tasks=CONFIG.tasks, per_task=CONFIG.per_task)
+        shown = Stream(images, config).test(1).images.flatten(1)
+        assert torch.equal(shown, images.test.images.flatten(1)[:, np.load(recorded)[1]])
 
 
 def test_defaults_are_the_stream_s(monkeypatch):
@@ -172,6 +186,17 @@ def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypat
     call("continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", copy, "--quiet")
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
+    table = (copy / "table.json").read_bytes()
+    options = [
+        "--seeds",
+        1,
+        "--learners",
+        "er",
+        "er",
+    ]  # fewer, and one twice: the table is of all that the folder holds
+    out, _ = call("continual", "rotations", "--data", toy_npz, *TINY, *options, "--out", copy, "--quiet")
+    assert (copy / "table.json").read_bytes() == table == (whole / "table.json").read_bytes()
+    assert out.count("not run") == 4  # rivals that only the paper has
 
 
 def test_processes_give_the_same_bytes(whole, folder, toy_images):
@@ -253,6 +278,11 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
     ("arguments", "message"),
     [
         (["--learners", "ours"], "unknown learner 'ours'"),
+        (["--learners", "er", "--tasks", 10], "a buffer of 9 images cannot serve 10 tasks"),
+        (
+            ["--kind", "permutations"],
+            "kind is permutations, but rotations is a stream of rotations: name another stream",
+        ),
         (["--seeds", 0], "seeds is 0: give 1 or more"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
@@ -282,6 +312,11 @@ def test_bad_input_is_one_line_and_nothing_written(call, toy_npz, arguments, mes
     assert message in err
     assert err.count("\n") == 1
     assert not list(folder.iterdir())
+
+
+def test_bases_matter_to_those_with_memories_alone(call, toy_npz):
+    call("continual", "rotations", "--data", toy_npz, *TINY, "--bases", 12, "--seeds", 1, "--learners", "online")
+    assert Path("runs/continual-rotations/seed-0/online.json").exists()
 
 
 def test_overlapping_classes(call, toy_npz):
@@ -376,6 +411,15 @@ def test_figures():
     assert other.get_ydata().tolist() == [50.0, 60.0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["experience replay", "compress-then-recall"]
     assert isinstance(show.matrix(results[:2], "a title"), Figure)
+
+
+def test_all_learners_look_different_in_the_curve():
+    figure = show.curve([Result(name, 0, square([[50.0], [50.0, 70.0]]), 1.0) for name in LEARNERS])
+    (axes,) = figure.axes
+    looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in axes.lines}
+    assert len(looks) == len(LEARNERS)
+    figure.draw_without_rendering()
+    assert all(float(place).is_integer() for place in axes.get_xticks())
 
 
 def test_the_summary_is_over_seeds():

@@ -92,8 +92,9 @@ def _dataset(shown: _Shown, task: int | None) -> ClassificationDataset:
 
 
 class TaskNetwork(MultiTaskModule):
-    """The network of a stream's config for Avalanche's own strategies: one for all tasks, from the weights that our rivals
-    start from; where tasks have classes of their own, logits of other tasks' are masked, in training and at test."""
+    """The network of a stream's config for Avalanche's own strategies: one for all tasks, with the weights that our rivals
+    start from (La-MAML draws its own anew); where tasks have classes of their own, logits of other tasks' are masked, in
+    training and at test."""
 
     masks: Tensor
 
@@ -130,6 +131,9 @@ class _Tasks(Stream):
         experiences = list(benchmark.streams["train"])
         if not experiences:
             raise RecollectError("the benchmark has no training experiences: give one with a task at least")
+        for number, each in enumerate(experiences):
+            if not len(each.dataset):
+                raise RecollectError(f"experience {number} has no samples: leave it out of the benchmark")
         self.config, self.seed, self.name = config, seed, "a benchmark of Avalanche"
         self.shape = _shape(experiences[0].dataset[0][0])
         self.task_classes = [tuple(sorted({int(label) for label in each.dataset.targets})) for each in experiences]

@@ -12,7 +12,7 @@ from typing import Any
 
 from recollect import cli, report
 from recollect.config import DistillConfig, Recipe, from_json, to_json
-from recollect.continual.config import CONTINUAL, DATASETS, LEARNERS, ContinualConfig, check_learners
+from recollect.continual.config import CONTINUAL, DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.header import read_header
@@ -506,6 +506,10 @@ def _resume_continual(command: cli.Resume) -> int:
 
 def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, Any], folder: Path, quiet: bool) -> int:
     check_learners(how["learners"])
+    if stream in STREAMS and config.kind != STREAMS[stream].kind:
+        raise RecollectError(
+            f"kind is {config.kind}, but {stream} is a stream of {STREAMS[stream].kind}: name another stream"
+        )
     from recollect.continual import show
     from recollect.continual.run import run as run_stream
     from recollect.data import load
@@ -518,7 +522,7 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
         print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
         return 130
     show.finish(results, stream, folder)
-    report.say(f"{stream} of {images.name}: accuracy on the {config.on} images, {how['seeds']} seeds")
+    report.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
     report.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
     report.say(f"results  {folder / 'table.json'}\nfigures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
     return 0

@@ -80,6 +80,9 @@ class Reservoir:
                 kept[places[row]] = new[row]
         self.seen += len(numbers)
 
+    def clear(self) -> None:
+        self.seen = 0
+
     def draw(self, count: int, generator: torch.Generator, which: Callable[[Tensor], Tensor] | None = None) -> Batch:
         """Up to `count` of the samples, without replacement; `which` says from their tasks which may be drawn."""
         rows = torch.arange(len(self))

@@ -211,8 +211,12 @@ class Compressor:
             self._begin_as_samples(batches)
         for _ in range(self.config.outer_per_batch if self.seen >= self.waits else 0):
             self._outer_step(batches)
+        settled = not self.config.outer_per_batch and self.seen >= self.waits  # nothing is left to learn from samples
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
-            reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
+            if settled:
+                reservoir.clear()
+            else:
+                reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
             buffer.note(batch.task, self.seen, len(reservoir))
         self.seen += 1
         hopeless = (self.not_finite >= MOST_SKIPS).nonzero().flatten().tolist()

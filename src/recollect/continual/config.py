@@ -167,7 +167,9 @@ def check(config: ContinualConfig) -> None:
             raise RecollectError(f"{name} is {value}: give {low} or more")
     for name in ("inner_lr", "outer_lr", "rival_lr", "agem_lr", "data_lr"):
         if not 0 < getattr(config, name) <= 1e6:
-            raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01")
+            raise RecollectError(
+                f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01, and not beyond 1e6"
+            )
     for name in ("inner_momentum", "outer_momentum", "ema"):
         if not 0 <= getattr(config, name) < 1:
             raise RecollectError(f"{name} is {getattr(config, name)}: give a number from 0 to below 1")

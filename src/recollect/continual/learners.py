@@ -26,6 +26,7 @@ from recollect.seeds import seeded
 
 FRESH, DRAW, TRAIN, UNION = range(60, 64)  # what a generator is for
 MOST_JUDGED = 4096  # images in one pass
+PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task
 
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
 
@@ -57,9 +58,9 @@ def make(name: str, stream: Stream, config: ContinualConfig, device: str = "cpu"
     return kinds[name](stream, config, device)
 
 
-def is_told(name: str) -> bool:
-    """Whether a learner is told the task at test. Where all tasks have all classes, one network has no use for it."""
-    return name != "union"
+def is_told(name: str, config: ContinualConfig) -> bool:
+    """Whether a learner is told the task at test: always with a network for each, and one for all where it masks classes."""
+    return name in PER_TASK or (name != "union" and config.kind == "split")
 
 
 def accuracy(learner: Learner, stream: Stream, task: int, told: bool = True) -> float:
@@ -74,20 +75,39 @@ def accuracy_matrix(
 ) -> Matrix:
     """Row i: the accuracy on tasks 0..i after task i. The whole of a learner's life."""
     rows: list[list[float]] = []
+    told = is_told(name, stream.config)
     for task in stream:
         for batch in task:
             learner.observe(batch)
         learner.end_task()
-        rows.append([accuracy(learner, stream, seen, is_told(name)) for seen in range(task.number + 1)])
+        rows.append([accuracy(learner, stream, seen, told) for seen in range(task.number + 1)])
         if progress:
             progress(task.number)
     return square(rows)
 
 
-def _check_seen(task: int, seen: int) -> None:
-    if not 0 <= task < seen:
-        known = f"it has seen 0 to {seen - 1}" if seen else "it has seen none yet"
-        raise RecollectError(f"the learner never saw task {task}: {known}")
+class _Place:
+    """Where a learner is in its stream: tasks come in their order, each with a batch at least."""
+
+    def __init__(self, ended: int = 0):
+        self.ended, self.begun = ended, False
+
+    def observe(self, batch: Batch) -> None:
+        if batch.task != self.ended:
+            raise RecollectError(
+                f"a batch of task {batch.task} came where task {self.ended} is due: give tasks in their order, and end each"
+            )
+        self.begun = True
+
+    def end_task(self) -> None:
+        if not self.begun:
+            raise RecollectError(f"task {self.ended} ends without a batch: a task needs samples")
+        self.ended, self.begun = self.ended + 1, False
+
+    def check(self, task: int) -> None:
+        if not 0 <= task < self.ended:
+            known = f"it has seen 0 to {self.ended - 1}" if self.ended else "it has seen none yet"
+            raise RecollectError(f"the learner never saw task {task}: {known}")
 
 
 def _logits(network: Network, params: Params, images: Tensor, stream: Stream, device: str) -> Tensor:
@@ -139,6 +159,7 @@ class Compress:
         self.stream, self.config, self.device = stream, config, device
         self.memories: list[Memory] = memories or []
         """of the tasks so far"""
+        self.place = _Place(len(self.memories))
         self.buffer: Buffer | None = None
         """the account of the task that is being learnt, or was last"""
         self._compressor: Compressor | None = None
@@ -146,14 +167,15 @@ class Compress:
         self._union: Params | None = None
 
     def observe(self, batch: Batch) -> None:
+        self.place.observe(batch)
         if self._compressor is None:
             self._compressor = Compressor(self.stream, self.config, [batch.task], self.device)
             self.buffer = self._compressor.buffers[0]
         self._compressor.observe([batch])
 
     def end_task(self) -> None:
-        if self._compressor is None:
-            raise RecollectError(f"task {len(self.memories)} ends without a batch: a task needs samples")
+        self.place.end_task()
+        assert self._compressor is not None  # it has observed a batch
         self.memories += self._compressor.memories()
         self._compressor, self._union = None, None
 
@@ -170,14 +192,14 @@ class Compress:
 
     def _recall(self, task: int) -> None:
         """Networks from the memories that have none yet."""
-        _check_seen(task, len(self.memories))
+        self.place.check(task)
         missing = [t for t in range(len(self.memories)) if t not in self._networks.params]
         if missing:
             recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
             self._networks.train({t: self.memories[t].recall() for t in missing}, recipe)
 
     def _predict_union(self, images: Tensor) -> Tensor:
-        _check_seen(0, len(self.memories))
+        self.place.check(0)
         network = Network(self.config.network, self.stream.shape, self.stream.classes)
         self._union = self._union or self._train_union(network)
         return _logits(network, self._union, images, self.stream, self.device).argmax(1)
@@ -201,34 +223,36 @@ class GDumb:
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         self.stream, self.config = stream, config
         self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
-        self.ended = 0
+        self.place = _Place()
         self._store = self._empty()
         self._networks = _TaskNetworks(stream, config, device)
 
     def _empty(self) -> "Balanced | Everything":
         share = self.buffer.share // self.buffer.sample
-        return Balanced(share, seeded(self.stream.seed, DRAW, self.ended))
+        return Balanced(share, seeded(self.stream.seed, DRAW, self.place.ended))
 
     def _epochs(self) -> int:
         return self.config.gdumb_epochs
 
     def observe(self, batch: Batch) -> None:
+        self.place.observe(batch)
         self._store.add(batch)
 
     def end_task(self) -> None:
+        task = self.place.ended
+        self.place.end_task()
         kept = self._store.all()
-        labels = local_labels(self.stream)[self.ended, kept.labels]
+        labels = local_labels(self.stream)[task, kept.labels]
         recipe = Recipe(
             self.config.network, self._epochs(), self.config.data_batch, self.config.data_lr, self.config.inner_momentum
         )
-        self._networks.train({self.ended: (self.stream.preprocess(kept.images), labels)}, recipe)
-        self.ended += 1
+        self._networks.train({task: (self.stream.preprocess(kept.images), labels)}, recipe)
         self._store = self._empty()
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
             raise RecollectError("one network for each task needs the task's number: give it")
-        _check_seen(task, self.ended)
+        self.place.check(task)
         return self._networks.predict(images, task)
 
 
@@ -254,22 +278,23 @@ class Online:
         self.params = self.network.fresh(int(seeded(stream.seed, FRESH).initial_seed()), device)
         self.masks = stream.masks.to(device)
         self.lr = config.rival_lr
-        self.ended, self.steps = 0, 0
+        self.place, self.steps = _Place(), 0
 
     def observe(self, batch: Batch) -> None:
+        self.place.observe(batch)
         for _ in range(self.config.glances):
             direction = self._direction(batch)
             self.params = {name: p - self.lr * direction[name] for name, p in self.params.items()}
             self.steps += 1
 
     def end_task(self) -> None:
-        self.ended += 1
+        self.place.end_task()
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         """Told the task, the logits of other tasks' classes are masked."""
         logits = _logits(self.network, self.params, images, self.stream, self.device)
         if task is not None:
-            _check_seen(task, self.ended)
+            self.place.check(task)
             logits = logits.masked_fill(~self.masks[task], -torch.inf)
         return logits.argmax(1)
 
@@ -347,6 +372,7 @@ class Ewc(Replay):
         return {n: g + strength * (self.fisher[n] * self.params[n] - self.pull[n]) for n, g in gradient.items()}
 
     def end_task(self) -> None:
+        super().end_task()
         samples = self.reservoir.draw(len(self.reservoir), self._generator())
         images, labels, masks = (part[:, None] for part in self._prepared(samples))
         each = vmap(grad(self._loss), (None, 0, 0, 0))
@@ -356,6 +382,5 @@ class Ewc(Replay):
                 self.fisher[name] = self.fisher[name] + found
                 self.pull[name] = self.pull[name] + found * self.params[name]
         self.reservoir = Reservoir(
-            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, DRAW, self.ended + 1)
+            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, DRAW, self.place.ended)
         )
-        super().end_task()

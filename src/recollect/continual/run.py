@@ -1,7 +1,8 @@
 """A continual run's folder: every seed and learner of one stream, side by side in processes where asked, resumable.
 
     continual.json, environment.json       what was asked for, and where it was begun
-    seed-0/stream.json                     angles, permutations, class orders as they were drawn
+    seed-0/stream.json                     angles, class orders and hashes of permutations as they were drawn
+    seed-0/permutations.npy                [tasks, pixels]: the pixel that each pixel of a task's images is taken from
     seed-0/compress/task-00.safetensors    the memory of each task; task-00-buffer.json: the account of its buffer
     seed-0/compress/tasks-00-19.pt         the checkpoint of tasks that are being distilled
     seed-0/LEARNER.json                    a finished learner: its accuracy matrix, its time, and where it ran
@@ -23,12 +24,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from recollect import fast
 from recollect.config import to_json
+from recollect.continual.buffer import Buffer
 from recollect.continual.compress import Compressor, account
-from recollect.continual.config import CONTINUAL, ContinualConfig, check_learners
+from recollect.continual.config import CONTINUAL, LEARNERS, ContinualConfig, check_learners
 from recollect.continual.learners import Compress, accuracy, accuracy_matrix, is_told, make
 from recollect.continual.metrics import Matrix, Metrics, metrics, square
 from recollect.continual.streams import Stream
@@ -84,6 +88,7 @@ class Result:
     seed: int
     matrix: Matrix
     seconds: float
+    """distillation included; of the union, that of its networks alone"""
 
     @property
     def metrics(self) -> Metrics:
@@ -113,24 +118,30 @@ def run(
         together: tasks that are distilled side by side in one unroll. Default: all on a GPU, 1 on a CPU.
         data: how `images` were loaded, so that `recollect resume` can load them again.
         progress: called with (tasks in all, tasks already done), gives what is called as work goes on.
+
+    Returns:
+        all that the folder then holds, what earlier calls have run too.
     """
-    check_learners(list(learners))
+    learners = list(dict.fromkeys(learners))
+    check_learners(learners)
     for what, value in (("seeds", seeds), ("workers", workers), ("together", together)):
         if value is not None and value < 1:
             raise RecollectError(f"{what} is {value}: give 1 or more")
     setting = Setting(images, config, Path(out), find_device(device))
     fast.check(config.compute, setting.device)
     stream = Stream(images, config)
-    account(stream, config, 0)
-    Network(config.network, stream.shape, stream.classes)  # all mistakes before the first hour is spent
+    Buffer(config.buffer, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
+    Network(config.network, stream.shape, stream.classes)
+    if {*OURS} & {*learners}:
+        account(stream, config, 0)
     settings = {"stream": name, "data": data or {}, "config": to_json(config), "images": fingerprint(images)}
-    how = {"seeds": seeds, "learners": list(learners), "device": device, "workers": workers, "together": together}
+    how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     _begin(setting, settings, how)
     first, then = _jobs(setting, stream, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
     total = seeds * stream.tasks * len({*learners} | ({"compress"} if {*OURS} & {*learners} else set()))
     show = progress(total, total - sum(len(job.tasks) for job in (*first, *then))) if progress else _silent
     _perform([first, then], setting, workers, show)
-    return [_read(setting, seed, learner) for learner in learners for seed in range(seeds)]
+    return _finished(setting)
 
 
 def _silent(_: str, __: float) -> None:
@@ -200,6 +211,8 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
     stream = Stream(setting.images, setting.config, job.seed, device=setting.device)
     record = setting.folder(job.seed) / "stream.json"
     if not record.exists():
+        if stream.permutations is not None:
+            save_array(record.with_name("permutations.npy"), stream.permutations)
         write_json(record, stream.record())
     if job.kind == DISTIL:
         _distil(job, stream, setting, progress)
@@ -215,9 +228,26 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
         matrix = (_recalled if job.kind == "compress" else _united)(memories, stream, setting, done)
     else:
         matrix = accuracy_matrix(job.kind, make(job.kind, stream, setting.config, setting.device), stream, done)
-    found = {"learner": job.kind, "seed": job.seed, "told_the_task": is_told(job.kind), "on": setting.config.on}
+    found = {
+        "learner": job.kind,
+        "seed": job.seed,
+        "told_the_task": is_told(job.kind, setting.config),
+        "on": setting.config.on,
+    }
     values = {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
+    if job.kind == "compress":
+        values["distilling_seconds"] = _distilling_seconds(setting, job.seed, stream.tasks)
     write_json(setting.result(job.seed, job.kind), found | values | where)
+
+
+def _distilling_seconds(setting: Setting, seed: int, tasks: int) -> float:
+    """Of all memories, those that were distilled side by side sharing their time."""
+    found = [read_json(_account_file(setting, seed, task)) for task in range(tasks)]
+    return round(sum(each["seconds_of_all"] / each["tasks_side_by_side"] for each in found), 2)
+
+
+def _account_file(setting: Setting, seed: int, task: int) -> Path:
+    return setting.memory(seed, task).with_name(f"task-{task:02d}-buffer.json")
 
 
 def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> None:
@@ -225,9 +255,10 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
     compressor = Compressor(stream, setting.config, job.tasks, setting.device)
     folder = setting.memory(job.seed, 0).parent
     checkpoint = folder / f"tasks-{job.tasks[0]:02d}-{job.tasks[-1]:02d}.pt"
-    saved = load_state(checkpoint)
+    saved, before = load_state(checkpoint), 0.0
     if saved and tuple(saved["tasks"]) == job.tasks:
         compressor.load(saved)
+        before = saved.get("seconds", 0.0)
     tasks = [stream.task(task) for task in job.tasks]
     for task in tasks:
         task.skip(compressor.seen)
@@ -239,12 +270,12 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
         compressor.observe(batches)
         progress(what, len(tasks) / compressor.batches)
         if time.perf_counter() - saved_at >= setting.checkpoint_seconds:
-            save_state(checkpoint, compressor.to_dict())
             saved_at = time.perf_counter()
-    seconds = time.perf_counter() - began
+            save_state(checkpoint, compressor.to_dict() | {"seconds": before + saved_at - began})
+    seconds = before + time.perf_counter() - began
     for task, memory, buffer in zip(job.tasks, compressor.memories(), compressor.buffers, strict=True):
         told = {"tasks_side_by_side": len(tasks), "seconds_of_all": round(seconds, 2), "log": buffer.log}
-        write_json(folder / f"task-{task:02d}-buffer.json", told)
+        write_json(_account_file(setting, job.seed, task), told)
         memory.save(setting.memory(job.seed, task))
     checkpoint.unlink(missing_ok=True)
 
@@ -252,6 +283,12 @@ def _distil(job: Job, stream: Stream, setting: Setting, progress: Progress) -> N
 def save_state(path: Path, state: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def save_array(path: Path, values: Tensor) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, values.numpy())
     write_atomically(path, buffer.getvalue())
 
 
@@ -283,11 +320,18 @@ def _united(memories: list[Memory], stream: Stream, setting: Setting, done: Call
     return square(rows)
 
 
-def _read(setting: Setting, seed: int, learner: str) -> Result:
-    path = setting.result(seed, learner)
+def _finished(setting: Setting) -> list[Result]:
+    """In the order of the table, and of the seeds."""
+    seeds = sorted(int(folder.name.removeprefix("seed-")) for folder in setting.out.glob("seed-*"))
+    places = [(learner, seed, setting.result(seed, learner)) for learner in LEARNERS for seed in seeds]
+    return [_read(path, learner, seed) for learner, seed, path in places if path.exists()]
+
+
+def _read(path: Path, learner: str, seed: int) -> Result:
     found = read_json(path)
     try:
-        result = Result(learner, seed, found["matrix"], float(found["seconds"]))
+        seconds = float(found["seconds"]) + float(found.get("distilling_seconds", 0))
+        result = Result(learner, seed, found["matrix"], seconds)
         _ = result.metrics
     except (KeyError, TypeError, ValueError):
         raise RecollectError(f"{path} is damaged: delete it, and run the same command again") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -16,11 +17,12 @@ from rich.table import Table
 
 from recollect import report
 from recollect.continual.config import LEARNERS
+from recollect.continual.learners import PER_TASK
 from recollect.continual.metrics import Spread, mean_matrix, spread
 from recollect.continual.run import Progress, Result
 from recollect.files import write_json
 from recollect.plots.heat import accuracy_matrix
-from recollect.plots.style import COLUMN, LINES, MARKERS, new, save, styled
+from recollect.plots.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
 
 NAMES = {
     "compress": "compress-then-recall",
@@ -32,7 +34,6 @@ NAMES = {
     "ewc": "EWC",
     "all-data": "all data per task",
 }
-PER_TASK = ("compress", "gdumb", "all-data")  # a network for each task, which must be told
 
 
 class Quoted(NamedTuple):
@@ -188,12 +189,14 @@ def curve(results: Sequence[Result], title: str = "") -> Figure:
     for number, name in enumerate(dict.fromkeys(result.learner for result in results)):
         curves = [result.metrics.curve for result in results if result.learner == name]
         points = [spread(values) for values in zip(*curves, strict=True)]
-        color, dashes = LINES[number % len(LINES)], "-" if number < len(LINES) else "--"
+        color, mark = LINES[number % len(LINES)], MARKERS[number % len(MARKERS)]
+        hollow = {} if number < len(LINES) else {"markerfacecolor": PAPER_WHITE}
         places, means = range(1, len(points) + 1), [point.mean for point in points]
-        marks: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markevery": max(1, len(points) // 10)}
-        axes.plot(places, means, color=color, linestyle=dashes, label=NAMES[name], **marks)
+        marks: dict[str, Any] = {"marker": mark, "markevery": max(1, len(points) // 10)} | hollow
+        axes.plot(places, means, color=color, label=NAMES[name], **marks)
         low, high = ([p.mean + sign * p.deviation for p in points] for sign in (-1, 1))
         axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("tasks seen")
     axes.set_ylabel("mean accuracy on them, %")
     axes.set_title(title)

@@ -105,6 +105,11 @@ class Stream:
             self._check(number)
 
     @property
+    def permutations(self) -> Tensor | None:
+        """int32 [tasks, pixels]: the pixel that each pixel of a task's images is taken from."""
+        return torch.stack(self._gathers).int() if self.config.kind == "permutations" else None
+
+    @property
     def masks(self) -> Tensor:
         """bool [tasks, classes]: which labels each task has."""
         masks = torch.zeros(self.tasks, self.classes, dtype=torch.bool)
