@@ -8,7 +8,6 @@ already is replaced only by a run of the same stream.
 """
 
 import argparse
-import time
 from pathlib import Path
 
 from recollect.config import to_json
@@ -34,19 +33,19 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.streams:
         learners = arguments.learners or (["compress", "gdumb"] if name.endswith("-60k") else LEARNERS)
-        images, began = load(DATASETS[name], root=arguments.root), time.perf_counter()
+        images = load(DATASETS[name], root=arguments.root)
         folder = arguments.runs / f"continual-{name}"
         options = {"seeds": arguments.seeds, "workers": arguments.workers, "device": arguments.device}
         with show.progress(name) as progress:
             results = run(images, STREAMS[name], out=folder, name=name, learners=learners, progress=progress, **options)
         show.finish(results, name, folder)
+        ran = list(dict.fromkeys(result.learner for result in results))  # by earlier calls too
         found = {
-            "command": f"recollect continual {name} --seeds {arguments.seeds} --learners {' '.join(learners)}",
+            "command": f"recollect continual {name} --seeds {arguments.seeds} --learners {' '.join(ran)}",
             "rows": show.summary(results, name),
-            "minutes_of_this_call": round((time.perf_counter() - began) / 60, 1),
             "config": to_json(STREAMS[name]),
             "environment": read_json(folder / "environment.json"),  # of the first call
-            "where": {learner: where(folder, learner) for learner in learners},
+            "where": {learner: where(folder, learner) for learner in ran},
         }
         written = read_json(arguments.out) if arguments.out.exists() else {}
         write_json(arguments.out, written | {name: found})

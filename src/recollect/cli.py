@@ -258,7 +258,7 @@ class Continual:
         Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]
     ]
     """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The
-    defaults of the settings below are the paper's for it"""
+    settings below have its protocol for defaults, and how we distil it"""
     config: OmitArgPrefixes[ContinualConfig]
     learners: tuple[str, ...] = ()
     """compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress and gdumb"""

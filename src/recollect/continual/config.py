@@ -13,8 +13,8 @@ LEARNERS = ("compress", "union", "gdumb", "online", "er", "agem", "ewc", "all-da
 
 @dataclass(frozen=True)
 class ContinualConfig:
-    """How tasks stream by, and how each learner deals with them. The defaults are the paper's for Rotations, and where it
-    says nothing those of its dataset distillation (150 inner steps, 32 recalled images a class)."""
+    """How tasks stream by, and how each learner deals with them. In Python, the defaults are the paper's for Rotations, and
+    where it says nothing those of its dataset distillation; STREAMS has a preset for each stream, the command line's defaults."""
 
     kind: Literal["rotations", "permutations", "split"] = "rotations"
     """what tells tasks apart: an angle, a permutation of the pixels, or their classes"""
@@ -43,8 +43,8 @@ class ContinualConfig:
     downsample: int = 2
     """bases are this much smaller than images on each side"""
     init: Literal["kaiming", "xavier", "unit", "samples"] = "kaiming"
-    """of bases and addressing: random, or such that they recall the task's first samples as nearly as they can, as many as
-    there are matrices (outer steps begin when these have come, before half of the task's batches have)"""
+    """of bases and addressing: random, or such that they recall samples of the task as nearly as they can (outer steps begin
+    when as many have come as the memory recalls images, or half of the task's batches)"""
     outer_per_batch: int = 4
     """outer steps for each incoming batch (the paper's #Replay); 0 leaves a memory as its samples, not distilled"""
     replay: int = 190
@@ -116,7 +116,7 @@ _SHORT: dict[str, Any] = {
     "inner_steps": 40, "inner_lr": 0.03, "outer_optimiser": "adam", "outer_lr": 0.02, "outer_momentum": 0.9,
     "outer_schedule": "cosine", "clip_running": 2.0, "ema": 0.99,
 }  # fmt: skip
-"""ours, for the MLP on MNIST: docs/continual.md, How the settings were chosen"""
+"""ours, for the MLP on MNIST: docs/continual-settings.md"""
 _ROTATIONS = replace(ContinualConfig(), **_SHORT, replay=10)
 _PERMUTATIONS = replace(
     _ROTATIONS, kind="permutations", bases=8, downsample=1, outer_per_batch=20, replay=90
