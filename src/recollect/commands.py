@@ -524,9 +524,8 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
     show.finish(results, stream, folder)
     report.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
     report.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
-    report.say(
-        f"results  {folder / 'table.json'}: these and forgetting, with deviations\nfigures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}"
-    )
+    report.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
+    report.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
     return 0
 
 
