@@ -127,6 +127,12 @@ def test_the_continual_table_is_that_of_the_files():
     for row in json.loads((ROOT / "experiments" / "continual-halved.json").read_text()).values():
         means = [f"{found['mean']:.1f}" for found in row["validation"].values()]
         assert ", ".join(means[:2]) in table
+    folders = sorted((ROOT / "experiments" / "continual-runs").glob("*-not-distilled*"))
+    assert len(folders) == 6
+    for folder in folders:
+        values = [json.loads(path.read_text())["metrics"]["ra"] for path in folder.glob("seed-*/compress.json")]
+        assert len(values) == 5
+        assert f" {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} " in table
     first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
     assert f"{streams['cifar100']['rows'][0]['ra']['mean']:.1f} % on CIFAR-100" in " ".join(README.split())
