@@ -127,12 +127,24 @@ def test_the_continual_table_is_that_of_the_files():
     for row in json.loads((ROOT / "experiments" / "continual-halved.json").read_text()).values():
         means = [f"{found['mean']:.1f}" for found in row["validation"].values()]
         assert ", ".join(means[:2]) in table
-    folders = sorted((ROOT / "experiments" / "continual-runs").glob("*-not-distilled*"))
+    runs = ROOT / "experiments" / "continual-runs"
+    folders = sorted(runs.glob("*-not-distilled*"))
     assert len(folders) == 6
     for folder in folders:
         values = [json.loads(path.read_text())["metrics"]["ra"] for path in folder.glob("seed-*/compress.json")]
         assert len(values) == 5
         assert f" {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} " in table
+    distilled, not_distilled = (
+        [
+            value
+            for seed in range(5)
+            for value in json.loads((runs / name / f"seed-{seed}" / "compress.json").read_text())["matrix"][-1]
+        ]
+        for name in ("cifar100", "cifar100-not-distilled")
+    )
+    gains = [after - before for after, before in zip(distilled, not_distilled, strict=True)]
+    error = statistics.stdev(gains) / len(gains) ** 0.5
+    assert f"gain {statistics.mean(gains):.1f} ± {error:.1f} points by it" in " ".join(table.split())
     first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
     assert f"{streams['cifar100']['rows'][0]['ra']['mean']:.1f} % on CIFAR-100" in " ".join(README.split())

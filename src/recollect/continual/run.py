@@ -212,7 +212,7 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
     record = setting.folder(job.seed) / "stream.json"
     if not record.exists():
         if stream.permutations is not None:
-            save_array(record.with_name("permutations.npy"), stream.permutations)
+            _save_array(record.with_name("permutations.npy"), stream.permutations)
         write_json(record, stream.record())
     if job.kind == DISTIL:
         _distil(job, stream, setting, progress)
@@ -286,7 +286,7 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def save_array(path: Path, values: Tensor) -> None:
+def _save_array(path: Path, values: Tensor) -> None:
     buffer = io.BytesIO()
     np.save(buffer, values.numpy())
     write_atomically(path, buffer.getvalue())
