@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import recollect
-from recollect.ask import ask
-from recollect.distill import encoder_recipe, find_device, resolve
-from recollect.evaluate import memory_recipe, train
+from recollect.composition import ask
+from recollect.distillation import encoder_recipe, find_device, resolve
+from recollect.evaluation import memory_recipe, train
 from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import from_json
-from recollect.distill import find_device, resolve, training_split
-from recollect.evaluate import accuracy, memory_recipe, protocol, train
+from recollect.distillation import find_device, resolve, training_split
+from recollect.evaluation import accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment

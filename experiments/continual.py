@@ -11,11 +11,11 @@ import argparse
 from pathlib import Path
 
 from recollect.config import to_json
-from recollect.continual import show
 from recollect.continual.config import DATASETS, LEARNERS, STREAMS
 from recollect.continual.run import run
 from recollect.data import load
 from recollect.files import read_json, write_json
+from recollect.show import streams as show
 
 TABLE = [name for name in STREAMS if name != "split"]
 

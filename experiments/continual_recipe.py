@@ -27,8 +27,8 @@ from recollect.config import Recipe
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
-from recollect.distill import find_device
-from recollect.evaluate import train
+from recollect.distillation import find_device
+from recollect.evaluation import train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment

@@ -34,13 +34,13 @@ from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.learners import accuracy
 from recollect.continual.metrics import metrics, spread, square
 from recollect.continual.run import fingerprint, load_state, save_state
-from recollect.continual.show import PAPER
 from recollect.continual.streams import Stream
 from recollect.data import Images, load
-from recollect.distill import find_device
+from recollect.distillation import find_device
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.runs import environment
+from recollect.show.streams import PAPER
 
 NAMES = {"gem": "GEM", "mer": "MER", "lamaml": "La-MAML"}
 _GEM = {"lr": 0.1, "strength": 0.5, "glances": 5}

@@ -23,10 +23,11 @@ from conftest import make_memory, toy_arrays
 from PIL import Image
 from safetensors.torch import save_file
 
-from recollect import DistillConfig, Evaluation, Memory, demo, load, report
+from recollect import DistillConfig, Evaluation, Memory, demo, load
 from recollect.cli import main
 from recollect.config import PAPER, to_json
 from recollect.runs import Run
+from recollect.show import terminal
 
 SMALL = {
     "network": "mlp:width=8",
@@ -129,7 +130,7 @@ def test_resume_of_a_finished_run_changes_nothing(call, run):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_stopped_run_resumes_to_the_same_bytes(call, toy_npz, whole, folder, monkeypatch, number, code):
-    distiller = sys.modules["recollect.distill"].Distiller
+    distiller = sys.modules["recollect.distillation"].Distiller
     step = distiller.step
 
     def stopping(self, state):
@@ -315,7 +316,7 @@ def test_demo(call, monkeypatch):
 
 
 def test_a_stopped_demo(call, monkeypatch):
-    distiller = sys.modules["recollect.distill"].Distiller
+    distiller = sys.modules["recollect.distillation"].Distiller
     monkeypatch.setattr(distiller, "step", lambda *_: signal.raise_signal(signal.SIGINT) or {"step": 0, "loss": 0.0})
     monkeypatch.setattr(demo, "CONFIG", replace(demo.CONFIG, inner_steps=1))
     _, err = call("demo", "--quiet", code=130)
@@ -606,7 +607,7 @@ def mistakes():
 @pytest.mark.parametrize(("arguments", "expected"), list(mistakes()))
 def test_bad_input_is_one_line_and_nothing_is_written_or_lost(call, bad, monkeypatch, arguments, expected):
     monkeypatch.chdir(bad)
-    monkeypatch.setattr(sys.modules["recollect.distill"].Distiller, "step", None)  # it never gets that far
+    monkeypatch.setattr(sys.modules["recollect.distillation"].Distiller, "step", None)  # it never gets that far
     before = contents(bad)
     out, err = call(*arguments.split(), code=2)
     assert err.startswith("error: ")
@@ -781,7 +782,7 @@ def test_a_full_stdout_is_one_line(whole):
 
 
 def show_steps(steps, total: int, **options) -> None:
-    with report.steps("toy", total, **options) as show:
+    with terminal.steps("toy", total, **options) as show:
         for step in steps:
             if show:
                 show({"step": step, "loss": None if step == 2 else 0.5, "seconds": 0.25})
@@ -789,7 +790,7 @@ def show_steps(steps, total: int, **options) -> None:
 
 def test_plain_lines_when_piped(capsys, monkeypatch):
     times = iter([100.0, 101.0, 107.0, 108.0, 109.0])
-    monkeypatch.setattr(report.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
     show_steps([1, 2, 3, 4], 4)
     assert capsys.readouterr().err.splitlines() == [
         "toy: step 1/4  loss 0.5000  0.25 s/step  1 s left",
@@ -800,7 +801,7 @@ def test_plain_lines_when_piped(capsys, monkeypatch):
 
 def test_lines_of_a_resumed_run_and_of_a_selection(capsys, monkeypatch):
     times = iter([10.0, 11.0, 500.0, 501.0])
-    monkeypatch.setattr(report.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
     show_steps([3, 4, 1, 2], 4)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("loss")[0].strip() for line in lines] == ["toy: step 3/4", "toy: step 4/4", "toy: step 1/4"]
@@ -841,14 +842,14 @@ def test_the_bar_starts_again_with_the_next_run(monkeypatch):
 
 
 def test_long_lines_are_not_broken(capsys):
-    report.say("x" * 300)
-    report.say("[bold]/[/nothing] :smile:")
+    terminal.say("x" * 300)
+    terminal.say("[bold]/[/nothing] :smile:")
     assert capsys.readouterr().out == "x" * 300 + "\n[bold]/[/nothing] :smile:\n"
 
 
 def test_accuracy_table(capsys):
     rows = [(Evaluation("memory", "mlp", (50.0, 60.0), "test", "", 0.0), "640 floats")]
-    report.accuracy_table("a title that is longer than the table below it, and " * 2, rows)
+    terminal.accuracy_table("a title that is longer than the table below it, and " * 2, rows)
     title, *table = capsys.readouterr().out.splitlines()
     assert title.startswith("a title")
     assert [cell.strip() for cell in table[3].split("│")[1:-1]] == ["memory", "640 floats", "mlp", "55.0 ± 7.1", "2"]

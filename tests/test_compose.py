@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 import recollect
 from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate
 from recollect.cli import main
-from recollect.compose import KEY, Cancelled, Source
+from recollect.composition import KEY, Cancelled, Source
 from recollect.data.preprocess import Zca
 from recollect.files import read_json
 
@@ -190,7 +190,7 @@ def test_a_memory_that_is_asked_with_pictures(monkeypatch):
     from test_distill import toy
     from test_queries import ASKED
 
-    monkeypatch.setattr(sys.modules["recollect.distill"], "ENCODER", "mlp:width=8,depth=1")
+    monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")
     memory = recollect.distill(toy(), replace(ASKED, outer_steps=1))
     for attempt in (lambda: memory[0, 1], lambda: compose(memory)):
         with pytest.raises(RecollectError, match="asked with pictures, not with labels"):
@@ -260,7 +260,7 @@ def test_probabilities(classifier, monkeypatch):
     assert found.shape == (40, 3)
     assert torch.allclose(found.sum(1), torch.ones(40))
     assert torch.allclose(classifier.probabilities(classifier.preprocess(pixels)), found, atol=1e-6)
-    monkeypatch.setattr(sys.modules["recollect.compose"], "MOST_JUDGED", 7)
+    monkeypatch.setattr(sys.modules["recollect.composition"], "MOST_JUDGED", 7)
     assert torch.allclose(classifier.probabilities(pixels), found, atol=1e-6)
     assert classifier.probabilities(pixels[:0]).shape == (0, 3)
     with pytest.raises(RecollectError, match=r"the images are \[40, 1, 8, 7\]: this classifier sees \[N, 1, 8, 8\]"):

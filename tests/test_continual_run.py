@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from recollect import Memory, RecollectError, load
 from recollect.cli import main
 from recollect.continual import run as run_module
-from recollect.continual import show
 from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
 from recollect.continual.run import Result, run
 from recollect.continual.streams import Stream
+from recollect.show import streams as show
 
 CONFIG = replace(
     STREAMS["rotations"], tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1,

@@ -18,12 +18,12 @@ import recollect
 from recollect import DistillConfig, Images, Memory, RecollectError, Split, distill
 from recollect.config import PAPER
 from recollect.data.preprocess import Preprocess
-from recollect.distill import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
+from recollect.distillation import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
 from recollect.memory import recall
 from recollect.nets import Network
 from recollect.runs import Run
 
-module = sys.modules["recollect.distill"]
+module = sys.modules["recollect.distillation"]
 
 CONFIG = DistillConfig(
     network="mlp:width=8",

@@ -10,7 +10,7 @@ from test_distill import CONFIG, toy
 from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
-from recollect.evaluate import accuracy, across, evaluate, full_data, random_real, train
+from recollect.evaluation import accuracy, across, evaluate, full_data, random_real, train
 from recollect.nets import Network
 from recollect.seeds import seeded
 
@@ -89,7 +89,7 @@ def test_reads_the_split_it_is_told_and_no_other(on):
 def test_random_real_draws_training_images_anew_for_each_network(monkeypatch):
     images, preprocess = toy(), Preprocess.fit(toy().train.images)
     seen = []
-    module = sys.modules["recollect.evaluate"]
+    module = sys.modules["recollect.evaluation"]
     real = module.train
     monkeypatch.setattr(module, "train", lambda net, parts, *rest: (seen.extend(parts), real(net, parts, *rest))[1])
     random_real(images, 2, preprocess, RECIPE, networks=3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recollect import Recipe, unroll
-from recollect.evaluate import _train_one
+from recollect.evaluation import _train_one
 from recollect.fast import train as module
 from recollect.fast.flat import General
 from recollect.nets import Network

@@ -17,12 +17,13 @@ from conftest import make_memory
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from recollect import Evaluation, Memory, Preprocess, RecollectError, page, plots
+from recollect import Evaluation, Memory, Preprocess, RecollectError
 from recollect.cli import main
 from recollect.config import DistillConfig, to_json
 from recollect.data.preprocess import Zca
 from recollect.nets import Network
 from recollect.runs import Run
+from recollect.show import figures, report
 
 SECTIONS = ["accuracy", "training", "bases", "recalled", "similarity", "use", "cost", "config", "environment"]
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a & b", "'{}$x$\ud800\x00\n--><b>")
@@ -123,7 +124,7 @@ def evaluated(folder: Path, **more) -> Path:
 
 
 def test_the_report_says_what_the_folder_holds(tmp_path):
-    path = page.write(evaluated(make_run(tmp_path / "run")))
+    path = report.write(evaluated(make_run(tmp_path / "run")))
     assert path == tmp_path / "run" / "report.html"
     found = checked(path.read_text())
     rows = found.rows()
@@ -145,23 +146,23 @@ def test_the_report_says_what_the_folder_holds(tmp_path):
 
 def test_pictures_are_the_memorys(tmp_path):
     folder = make_run(tmp_path / "run")
-    found = checked(page.write(folder).read_text())
+    found = checked(report.write(folder).read_text())
     shown = [image for image in found.every("img") if "pixels" in image["class"]]
     assert [image["alt"] for image in shown] == [
         "the bases",
         *(f"recalled images of {n}" for n in ("cat", "dog", "frog")),
     ]
     memory = Memory.load(folder / "memory.safetensors")
-    images, columns = plots.recalled_by_class(memory, [1])
+    images, columns = figures.recalled_by_class(memory, [1])
     with Image.open(io.BytesIO(base64.b64decode(shown[2]["src"].split(",")[1]))) as picture:
         light, alpha = picture.split()
-    assert np.array_equal(light, plots.mosaic(images, columns))
+    assert np.array_equal(light, figures.mosaic(images, columns))
     assert (np.asarray(alpha)[:, :8] == 255).all()
     assert (np.asarray(alpha)[:, 8] == 0).all()  # the gap
 
 
 def test_charts_are_there_for_light_and_dark(tmp_path):
-    found = checked(page.write(make_run(tmp_path / "run")).read_text())
+    found = checked(report.write(make_run(tmp_path / "run")).read_text())
     charts = [image for image in found.every("img") if "chart" in image["class"]]
     assert [image["alt"] for image in charts] == [
         "outer loss by outer step",
@@ -189,7 +190,7 @@ def test_names_are_text_whatever_they_hold(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     environment = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(environment | {"commit": "<img src='https://x'>"}))
-    text = page.write(folder).read_text()
+    text = report.write(folder).read_text()
     found = checked(text)
     assert found.inside("figcaption")[:3] == list(HOSTILE[:3])
     assert found.inside("title") == ["</title><script>alert(2)</script>, 1 image per class: a memory of recollect"]
@@ -204,7 +205,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch):
     for number, names in enumerate((("cat", "dog", "frog"), HOSTILE, ("x" * 50, "y"), ("x" * 50,))):
         folder = make_run(tmp_path / str(number), make_memory(class_names=names))
         monkeypatch.chdir(folder)
-        (code,) = [words for words in Page(page.write(folder).read_text()).inside("pre")]
+        (code,) = [words for words in Page(report.write(folder).read_text()).inside("pre")]
         values: dict = {}
         exec(compile(code, "report.html", "exec"), values)
         assert torch.equal(
@@ -214,7 +215,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch):
 
 
 def test_a_run_that_was_not_evaluated_says_so(tmp_path):
-    found = checked(page.write(make_run(tmp_path / "run")).read_text())
+    found = checked(report.write(make_run(tmp_path / "run")).read_text())
     assert "recollect evaluate ." in found.inside("code")
     assert found.inside("dd")[0] == "–"
 
@@ -224,16 +225,16 @@ def test_recorded_accuracy_is_enough(tmp_path):
     memory = Memory.load(folder / "memory.safetensors")
     entry = {"network": "mlp", "mean": 77.25, "deviation": 0.5, "n": 4, "on": "validation", "protocol": "short"}
     memory.with_accuracy(entry).save(folder / "memory.safetensors")
-    found = checked(page.write(folder).read_text())
+    found = checked(report.write(folder).read_text())
     assert "77.2 ± 0.5" in found.rows()
     assert "% validation accuracy, 4 networks" in found.inside("dt")
 
 
 def test_the_same_run_gives_the_same_page_anywhere(tmp_path):
-    first = page.write(evaluated(make_run(tmp_path / "run"))).read_bytes()
-    assert page.write(tmp_path / "run").read_bytes() == first
+    first = report.write(evaluated(make_run(tmp_path / "run"))).read_bytes()
+    assert report.write(tmp_path / "run").read_bytes() == first
     copy = shutil.copytree(tmp_path / "run", tmp_path / "elsewhere")
-    assert page.write(copy).read_bytes() == first
+    assert report.write(copy).read_bytes() == first
 
 
 def test_memories_of_every_kind(tmp_path):
@@ -248,7 +249,7 @@ def test_memories_of_every_kind(tmp_path):
     kinds["half"] = Memory(kinds["half"].bases.half(), kinds["half"].addressing.half(), kinds["half"].header)
     pages = {}
     for name, memory in kinds.items():
-        path = page.write(make_run(tmp_path / name, memory))
+        path = report.write(make_run(tmp_path / name, memory))
         pages[name] = path.read_text()
         checked(pages[name])
         assert path.stat().st_size < 2_000_000
@@ -264,7 +265,7 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
     encoder = Network("mlp:width=4", (1, 8, 8), 6).fresh(0)
     header = replace(make_memory().header, query=query)
     folder = make_run(tmp_path / "run", Memory(torch.randn(4, 1, 4, 4), torch.randn(5, 6, 4), header, encoder))
-    text = page.write(folder).read_text()
+    text = report.write(folder).read_text()
     checked(text)
     assert text.count("This memory is asked with pictures") == 3
     assert "recollect evaluate" not in text  # which refuses it
@@ -276,17 +277,17 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
         Image.new("L", (8, 8), len(name)).save(name)
     exec(compile(code, "report.html", "exec"), {})
     assert "Answer(class_name='th" in capsys.readouterr().out
-    plots.draw("bases", [folder])
+    figures.draw("bases", [folder])
     with pytest.raises(
         RecollectError, match="asked with pictures, and not by the names of classes; it can give bases, curves"
     ):
-        plots.draw("recalled", [folder])
+        figures.draw("recalled", [folder])
 
 
 def test_large_images_are_shown_small(tmp_path):
     header = replace(make_memory().header, image_shape=[1, 300, 200], downsample=2)
     memory = Memory(torch.randn(4, 1, 150, 100), torch.randn(5, 3, 4), header)
-    path = page.write(make_run(tmp_path / "run", memory))
+    path = report.write(make_run(tmp_path / "run", memory))
     checked(path.read_text())
     assert path.stat().st_size < 500_000
 
@@ -298,18 +299,18 @@ def test_a_whitening_file_that_was_left_behind(tmp_path):
     whole = Memory(memory.bases, memory.addressing, header)
     whole.fitted = memory.fitted
     folder = make_run(tmp_path / "run", whole)
-    found = checked(page.write(folder).read_text())
+    found = checked(report.write(folder).read_text())
     assert "its whitening file" in found.rows()
     for sidecar in folder.glob("zca-*"):
         sidecar.unlink()
-    assert "Not shown: the whitening file" in page.write(folder).read_text()
+    assert "Not shown: the whitening file" in report.write(folder).read_text()
 
 
 def test_metrics_with_holes(tmp_path):
     folder = make_run(tmp_path / "run")
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": null, "norm": null}\n{"step": 2, "loss": "x"}\n')
     (folder / "environment.json").unlink()
-    text = page.write(folder).read_text()
+    text = report.write(folder).read_text()
     checked(text)
     assert "No metrics were kept." in text
     assert "Not kept." in text
@@ -317,15 +318,15 @@ def test_metrics_with_holes(tmp_path):
 
 def test_not_a_run(tmp_path):
     with pytest.raises(RecollectError, match="holds no run"):
-        page.write(tmp_path)
+        report.write(tmp_path)
     folder = make_run(tmp_path / "run")
     (folder / "evaluation.json").write_text('{"rows": [{}]}')
     with pytest.raises(RecollectError, match=r"evaluation.json has an accuracy without mean"):
-        page.write(folder)
+        report.write(folder)
     (folder / "evaluation.json").unlink()
     (folder / "memory.safetensors").unlink()
     with pytest.raises(RecollectError, match=r"memory.safetensors does not exist"):
-        page.write(folder)
+        report.write(folder)
 
 
 def test_every_run_ends_with_it(tmp_path, toy_npz, monkeypatch, capsys):
@@ -363,7 +364,7 @@ def test_every_run_ends_with_it(tmp_path, toy_npz, monkeypatch, capsys):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_chromium(tmp_path, scheme):
     """It has nothing to say and asks for nothing; on a phone nothing is too wide, and no name of a setting is broken."""
-    path = page.write(evaluated(make_run(tmp_path / "run", make_memory(class_names=HOSTILE))))
+    path = report.write(evaluated(make_run(tmp_path / "run", make_memory(class_names=HOSTILE))))
     said, asked = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])

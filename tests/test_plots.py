@@ -19,13 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from recollect import Evaluation, Memory, Preprocess, RecollectError, cli, plots
+from recollect import Evaluation, Memory, Preprocess, RecollectError, cli
 from recollect.cli import main
 from recollect.data.preprocess import Zca
-from recollect.plots import style, tables
-from recollect.plots.sources import Measured, read
 from recollect.runs import Run
-from recollect.select import Selection
+from recollect.selection import Selection
+from recollect.show import figures
+from recollect.show.figures import style, tables
+from recollect.show.sources import Measured, read
 
 CIFAR100 = tuple(sorted(tables.SUPERCLASS))
 
@@ -68,7 +69,7 @@ def legend(figure: Figure) -> list[str]:
 
 def test_mosaic_is_exact():
     images = torch.tensor([[[[1, 2], [3, 4]]], [[[5, 6], [7, 8]]], [[[9, 10], [11, 12]]]], dtype=torch.uint8)
-    assert plots.mosaic(images, 2).tolist() == [
+    assert figures.mosaic(images, 2).tolist() == [
         [1, 2, 255, 5, 6],
         [3, 4, 255, 7, 8],
         [255, 255, 255, 255, 255],
@@ -76,29 +77,29 @@ def test_mosaic_is_exact():
         [11, 12, 255, 255, 255],
     ]
     colour = torch.arange(6, dtype=torch.uint8).view(2, 3, 1, 1)
-    assert plots.mosaic(colour, 2, gap=0).tolist() == [[[0, 1, 2], [3, 4, 5]]]
+    assert figures.mosaic(colour, 2, gap=0).tolist() == [[[0, 1, 2], [3, 4, 5]]]
     with pytest.raises(RecollectError, match="2 channels cannot be shown"):
-        plots.mosaic(torch.zeros(1, 2, 4, 4, dtype=torch.uint8), 1)
+        figures.mosaic(torch.zeros(1, 2, 4, 4, dtype=torch.uint8), 1)
 
 
 def test_pixels_undo_the_preprocessing():
     memory = make_memory()  # mean 0.5, std 0.25
     seen = torch.tensor([-9.0, -2.0, 0.0, 1.0, 2.0, 9.0]).view(6, 1, 1, 1)
-    assert plots.pixels(memory, seen).flatten().tolist() == [0, 0, 128, 191, 255, 255]
+    assert figures.pixels(memory, seen).flatten().tolist() == [0, 0, 128, 191, 255, 255]
 
 
 def test_stretched_from_black_to_white():
     images = torch.tensor([[-3.0, 1.0], [7.0, 7.0]]).view(2, 1, 1, 2)
-    assert plots.stretched(images).flatten().tolist() == [0, 255, 0, 0]
+    assert figures.stretched(images).flatten().tolist() == [0, 255, 0, 0]
 
 
 def test_recalled_by_class_shows_the_first_images_of_each_class():
     memory = make_memory(matrices=9)
-    shown, columns = plots.recalled_by_class(memory, [2, 0])
+    shown, columns = figures.recalled_by_class(memory, [2, 0])
     assert columns == 8
     images, _ = memory.recall([2, 0])
     chosen = torch.cat([images[:8], images[9:17]])
-    assert torch.equal(shown, plots.stretched(memory.preprocess().undo(chosen)))
+    assert torch.equal(shown, figures.stretched(memory.preprocess().undo(chosen)))
 
 
 def test_recalled_images_are_undone_from_whitening(tmp_path):
@@ -113,44 +114,44 @@ def test_recalled_images_are_undone_from_whitening(tmp_path):
     memory = Memory(preprocess(pixels), torch.eye(3, dtype=torch.uint8)[None], header)
     memory.fitted = preprocess
     memory.save(tmp_path / "m.safetensors")
-    shown, _ = plots.recalled_by_class(Memory.load(tmp_path / "m.safetensors"), [0, 1, 2])
+    shown, _ = figures.recalled_by_class(Memory.load(tmp_path / "m.safetensors"), [0, 1, 2])
     assert (shown.int() - pixels.int()).abs().max() <= 1
 
 
 def test_bases_are_all_there_up_to_a_page():
     memory = make_memory(bases=4)
-    figure = plots.bases(memory)
+    figure = figures.bases(memory)
     (axes,) = figure.axes
     assert axes.get_title() == "toy: 4 bases of 4x4"
     shown = axes.get_images()[0].get_array()
-    assert np.array_equal(shown, plots.mosaic(plots.stretched(memory.bases), 3))
+    assert np.array_equal(shown, figures.mosaic(figures.stretched(memory.bases), 3))
     drawn(figure)
-    (axes,) = plots.bases(make_memory(bases=300, channels=3)).axes
+    (axes,) = figures.bases(make_memory(bases=300, channels=3)).axes
     assert axes.get_title() == "toy: the first 256 of 300 bases of 4x4"
-    drawn(plots.bases(make_memory(bases=1)))
+    drawn(figures.bases(make_memory(bases=1)))
 
 
 def test_recalled_names_its_classes():
     memory = make_memory()
-    figure = plots.recalled(memory, ["frog", "cat"])
+    figure = figures.recalled(memory, ["frog", "cat"])
     (axes,) = figure.axes
     assert axes.get_title() == "recalled"
     assert labels(axes.yaxis) == ["frog", "cat"]
-    shown, columns = plots.recalled_by_class(memory, [2, 0])
-    assert np.array_equal(axes.get_images()[0].get_array(), plots.mosaic(shown, columns))
+    shown, columns = figures.recalled_by_class(memory, [2, 0])
+    assert np.array_equal(axes.get_images()[0].get_array(), figures.mosaic(shown, columns))
     drawn(figure)
 
 
 def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
     memory = make_memory(class_names=tuple("0123456789"), matrices=2)
-    figure = plots.recalled(memory)
+    figure = figures.recalled(memory)
     (axes,) = figure.axes
     assert labels(axes.xaxis) == list("0123456789")
     assert axes.get_images()[0].get_array().shape == (2 * 9 - 1, 10 * 9 - 1)
-    second = plots.stretched(memory.preprocess().undo(memory.recall(["1"])[0]))[0, 0]
+    second = figures.stretched(memory.preprocess().undo(memory.recall(["1"])[0]))[0, 0]
     assert np.array_equal(axes.get_images()[0].get_array()[:8, 9:17], second)
     drawn(figure)
-    many = plots.recalled(make_memory(class_names=CIFAR100))
+    many = figures.recalled(make_memory(class_names=CIFAR100))
     assert many.axes[0].get_title() == "recalled, 20 of 100 classes"
     drawn(many)
 
@@ -169,21 +170,21 @@ def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
     ids=["grey", "colour", "odd names", "100 classes", "one of all"],
 )
 def test_memory_figure(memory):
-    figure = plots.memory_figure(memory)
+    figure = figures.memory_figure(memory)
     left, middle, right, _ = figure.axes
     shown = min(len(memory.class_names), 10)
     assert left.get_title() == "bases"
     assert middle.get_title() == ("recalled" if shown < 10 else "recalled, 10 of 100 classes")
     names = labels(middle.yaxis)
     assert len(names) == shown
-    assert max(map(len, names)) <= plots.MOST_LETTERS
+    assert max(map(len, names)) <= figures.MOST_LETTERS
     similarity = right.get_images()[0].get_array()
     order, _ = tables.by_superclass(list(memory.class_names[:shown]))
     assert np.allclose(similarity, memory.similarity(order))
     drawn(figure)
     if "_a" in memory.class_names:
-        drawn(plots.recalled(memory))
-        drawn(plots.similarity(memory))
+        drawn(figures.recalled(memory))
+        drawn(figures.similarity(memory))
 
 
 # --- heat maps --------------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_superclasses_are_those_of_cifar100():
 
 def test_similarity_is_ordered_by_superclass():
     memory = make_memory(class_names=CIFAR100)
-    figure = plots.similarity(memory)
+    figure = figures.similarity(memory)
     axes, _ = figure.axes
     assert labels(axes.yaxis) == list(tables.CIFAR100)
     assert axes.get_yticks().tolist() == [5 * group + 2 for group in range(20)]
@@ -213,7 +214,7 @@ def test_similarity_is_ordered_by_superclass():
 
 def test_similarity_of_a_few_classes_names_them():
     memory = make_memory(class_names=CIFAR100)
-    figure = plots.similarity(memory, ["willow_tree", "rocket", "oak_tree"])
+    figure = figures.similarity(memory, ["willow_tree", "rocket", "oak_tree"])
     axes, _ = figure.axes
     assert labels(axes.xaxis) == labels(axes.yaxis) == ["oak_tree", "willow_tree", "rocket"]
     assert np.allclose(axes.get_images()[0].get_array(), memory.similarity(["oak_tree", "willow_tree", "rocket"]))
@@ -222,7 +223,7 @@ def test_similarity_of_a_few_classes_names_them():
 
 
 def test_many_classes_without_superclasses_are_named_as_far_as_can_be_read():
-    figure = plots.similarity(make_memory(class_names=tuple(f"class {i}" for i in range(200))))
+    figure = figures.similarity(make_memory(class_names=tuple(f"class {i}" for i in range(200))))
     names = labels(figure.axes[0].yaxis)
     assert names[0] == "class 0"
     assert 20 < len(names) < 100
@@ -233,7 +234,7 @@ def test_superclasses_that_are_too_narrow_for_their_names_give_way_to_classes():
     """All classes of nine superclasses, and one of each of the others."""
     groups = [names.split() for names in tables.CIFAR100.values()]
     some = [name for place, names in enumerate(groups) for name in (names if place < 9 else names[:1])]
-    figure = plots.similarity(make_memory(class_names=tuple(some)))
+    figure = figures.similarity(make_memory(class_names=tuple(some)))
     assert set(labels(figure.axes[0].yaxis)) < set(some)
     drawn(figure)
 
@@ -242,11 +243,11 @@ def test_one_hot_memories_have_no_similarity():
     header = replace(make_memory().header, addressing="one-hot")
     memory = Memory(torch.randn(3, 1, 4, 4), torch.eye(3, dtype=torch.uint8)[None], header)
     with pytest.raises(RecollectError, match="one-hot: its classes share no bases"):
-        plots.similarity(memory)
+        figures.similarity(memory)
 
 
 def test_accuracy_matrix():
-    figure = plots.accuracy_matrix([[90, None, None], [80, 85.5, None], [70, 80, 95]], title="rotations")
+    figure = figures.accuracy_matrix([[90, None, None], [80, 85.5, None], [70, 80, 95]], title="rotations")
     axes, _ = figure.axes
     table = axes.get_images()[0].get_array()
     assert table.mask.sum() == 3 if np.ma.is_masked(table) else np.isnan(table).sum() == 3
@@ -261,10 +262,10 @@ def test_accuracy_matrix():
 
 def test_accuracy_matrix_of_many_tasks_and_of_a_stream_under_way():
     wide = [[50.0 if task <= row else None for task in range(100)] for row in range(100)]
-    axes = plots.accuracy_matrix(wide).axes[0]
+    axes = figures.accuracy_matrix(wide).axes[0]
     assert labels(axes.xaxis) == ["1", *(str(n) for n in range(10, 101, 10))]
     assert not axes.texts
-    begun = plots.accuracy_matrix([[50.0, None], [None, None]], title="begun")
+    begun = figures.accuracy_matrix([[50.0, None], [None, None]], title="begun")
     assert begun.axes[0].get_title() == "begun"
     drawn(begun)
 
@@ -277,7 +278,7 @@ def point(mean=50.0, name="memory", dataset="cifar10", on="test", **config) -> M
 def test_architectures():
     points = [point(60.0), replace(point(40.0), network="mlp"), point(70.0, images_per_class=10)]
     points.append(replace(point(45.0, network="mlp"), network="mlp"))
-    figure = plots.architectures(points)
+    figure = figures.architectures(points)
     first, second = figure.axes
     assert [axes.get_title() for axes in (first, second)] == [
         "cifar10, 1 image per class",
@@ -300,7 +301,7 @@ def selection(field, values) -> Selection:
 
 
 def test_selection_figure_shows_every_value():
-    figure = plots.selection_figure(selection("outer_lr", [0.1, 0.01, None]))
+    figure = figures.selection_figure(selection("outer_lr", [0.1, 0.01, None]))
     (axes,) = figure.axes
     assert axes.get_xlabel() == "outer lr"
     assert labels(axes.xaxis) == ["0.1", "0.01", "None"]
@@ -324,7 +325,7 @@ def test_number_of_bases():
         point(70.0, bases=8, images_per_class=10),
         point(62.0, bases=8),
     ]
-    figure = plots.number_of_bases(points)
+    figure = figures.number_of_bases(points)
     (axes,) = figure.axes
     assert lines_of(axes) == {
         "cifar10, 1 image per class": ([4, 8], [50.0, 61.0]),
@@ -341,7 +342,7 @@ def test_inner_steps_with_and_without_momentum():
     points = [point(40.0 + t / 10, inner_steps=t) for t in steps]
     points += [point(35.0 + t / 10, inner_steps=t, bridge="none") for t in steps[:2]]
     points += [point(45.0, inner_steps=100, inner_momentum=0), point(44.0, bridge="forward-only")]
-    figure = plots.inner_steps(points)
+    figure = figures.inner_steps(points)
     (axes,) = figure.axes
     assert lines_of(axes) == {
         "full momentum": ([1, 10, 100], [40.1, 41.0, 50.0]),
@@ -351,7 +352,7 @@ def test_inner_steps_with_and_without_momentum():
     assert axes.get_xscale() == "log"
     assert labels(axes.xaxis) == ["1", "10", "100"]
     drawn(figure)
-    both = plots.inner_steps([point(), point(dataset="svhn", on="validation")])
+    both = figures.inner_steps([point(), point(dataset="svhn", on="validation")])
     assert legend(both) == [
         "full momentum, cifar10, 1 image per class, test",
         "full momentum, svhn, 1 image per class, validation",
@@ -368,7 +369,7 @@ def test_budget_beside_the_papers():
         point(90.0, name="all the data"),
     ]
     points += [point(20.0, name="random real images"), point(30.0, dataset="my own"), point(61.0, precision="float16")]
-    figure = plots.budget(points)
+    figure = figures.budget(points)
     first, second = figure.axes
     assert (first.get_title(), second.get_title()) == ("cifar10", "my own")
     assert lines_of(first) == {
@@ -389,7 +390,7 @@ def test_budget_beside_the_papers():
     assert lines_of(second) == {"memory": ([1], [30.0])}
     assert legend(figure)[0] == "memory"
     drawn(figure)
-    drawn(plots.budget([point(dataset=name) for name in tables.PAPER_MEMORY]))
+    drawn(figures.budget([point(dataset=name) for name in tables.PAPER_MEMORY]))
 
 
 def test_the_papers_numbers_are_those_of_its_table():
@@ -409,7 +410,7 @@ def metrics(steps: int, **more) -> list[dict]:
 def test_curves():
     lines = metrics(4)
     lines[1]["loss"] = None  # a step that was skipped
-    figure = plots.curves({"run": lines})
+    figure = figures.curves({"run": lines})
     loss, norm = figure.axes
     assert lines_of(loss) == {"run": ([1.0, 3.0, 4.0], [1.0, 1 / 3, 1 / 4])}
     assert lines_of(norm) == {"run": ([1.0, 2.0], [0.1, 0.01])}
@@ -425,7 +426,7 @@ def test_curves():
 
 def test_curves_of_several_runs_with_validation():
     runs = {"one": [*metrics(5), {"step": 5, "validation": 40.0}], "_two": metrics(5)}
-    figure = plots.curves(runs)
+    figure = figures.curves(runs)
     assert [axes.get_ylabel() for axes in figure.axes][2] == "validation accuracy, %"
     assert lines_of(figure.axes[2]) == {"one": ([5.0], [40.0])}
     assert legend(figure) == ["one", "two"]
@@ -433,7 +434,7 @@ def test_curves_of_several_runs_with_validation():
 
 
 def test_long_curves_are_means_with_their_range():
-    figure = plots.curves({"run": [{"step": n, "loss": float(n % 2), "norm": 1.0} for n in range(1, 50_001)]})
+    figure = figures.curves({"run": [{"step": n, "loss": float(n % 2), "norm": 1.0} for n in range(1, 50_001)]})
     (xs, ys) = lines_of(figure.axes[0])["run"]
     assert len(xs) <= 150
     assert np.allclose(ys, 0.5, atol=0.01)
@@ -444,40 +445,40 @@ def test_long_curves_are_means_with_their_range():
 
 def test_curves_without_a_number_are_refused():
     with pytest.raises(RecollectError, match="run has no finite number"):
-        plots.curves({"run": [{"step": 1, "loss": None}]})
+        figures.curves({"run": [{"step": 1, "loss": None}]})
 
 
 # --- one style, and the same bytes ------------------------------------------------------------------------------------
 
 
 def test_save_as_png_and_svg(tmp_path):
-    figure = plots.memory_figure(make_memory(), title="a title")
-    plots.save(figure, tmp_path / "new" / "figure.png")
-    plots.save(figure, tmp_path / "new" / "figure.SVG")
+    figure = figures.memory_figure(make_memory(), title="a title")
+    figures.save(figure, tmp_path / "new" / "figure.png")
+    figures.save(figure, tmp_path / "new" / "figure.SVG")
     with Image.open(tmp_path / "new" / "figure.png") as picture:
         assert picture.size == tuple(int(inches * 200) for inches in figure.get_size_inches())
     assert b"<!-- a title -->" in (tmp_path / "new" / "figure.SVG").read_bytes()
     (tmp_path / "file").write_text("")
     with pytest.raises(RecollectError, match="cannot write"):
-        plots.save(figure, tmp_path / "file" / "figure.png")
+        figures.save(figure, tmp_path / "file" / "figure.png")
     with pytest.raises(RecollectError, match=r"'figure.jpg': give a name that ends in .png or .svg"):
-        plots.save(figure, tmp_path / "figure.jpg")
+        figures.save(figure, tmp_path / "figure.jpg")
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_the_same_figure_is_the_same_bytes(kind):
-    once, again = (style.encoded(plots.memory_figure(make_memory()), kind) for _ in range(2))
+    once, again = (style.encoded(figures.memory_figure(make_memory()), kind) for _ in range(2))
     assert once == again
 
 
 def test_no_words_are_too_small_to_print():
-    figures = [
-        plots.similarity(make_memory(class_names=CIFAR100)),
-        plots.curves({"a": metrics(3), "b": metrics(3)}),
-        plots.budget([point()]),
-        plots.accuracy_matrix([[1.0] * 10] * 10),
+    drawn = [
+        figures.similarity(make_memory(class_names=CIFAR100)),
+        figures.curves({"a": metrics(3), "b": metrics(3)}),
+        figures.budget([point()]),
+        figures.accuracy_matrix([[1.0] * 10] * 10),
     ]
-    for figure in figures:
+    for figure in drawn:
         style.encoded(figure)  # ticks are made while drawing
         for text in figure.findobj(match=lambda artist: hasattr(artist, "get_fontsize")):
             assert text.get_fontsize() >= 6.5
@@ -485,7 +486,7 @@ def test_no_words_are_too_small_to_print():
 
 
 def test_on_dark_turns_the_ink_light():
-    light = style.encoded(plots.curves({"run": metrics(3)}), "svg", transparent=True)
+    light = style.encoded(figures.curves({"run": metrics(3)}), "svg", transparent=True)
     dark = style.on_dark(light)
     assert style.INK.encode() in light
     assert style.INK.encode() not in dark
@@ -545,21 +546,21 @@ def test_every_figure_of_a_run(place, run, tmp_path, capsys):
 
 def test_what_a_run_tells(run):
     assert read(run).gives == list(EVERY)
-    assert lines_of(plots.draw("inner-steps", [run]).axes[0]) == {"full momentum": ([7], [51.0])}
-    assert lines_of(plots.draw("number-of-bases", [run]).axes[0]) == {"toy, 1 image per class": ([4], [51.0])}
-    assert set(lines_of(plots.draw("budget", [run]).axes[0])) == {"memory", "random real images"}
-    across = plots.draw("architectures", [run]).axes[0]
+    assert lines_of(figures.draw("inner-steps", [run]).axes[0]) == {"full momentum": ([7], [51.0])}
+    assert lines_of(figures.draw("number-of-bases", [run]).axes[0]) == {"toy, 1 image per class": ([4], [51.0])}
+    assert set(lines_of(figures.draw("budget", [run]).axes[0])) == {"memory", "random real images"}
+    across = figures.draw("architectures", [run]).axes[0]
     assert labels(across.xaxis) == ["mlp", "convnet"]
-    assert labels(plots.draw("similarity", [run], ["frog", "cat"]).axes[0].yaxis) == ["frog", "cat"]
+    assert labels(figures.draw("similarity", [run], ["frog", "cat"]).axes[0].yaxis) == ["frog", "cat"]
     copy = shutil.copytree(run, run.parent / "other" / "run")
-    assert legend(plots.draw("curves", [run, copy])) == [f"{run.parent.name}/run", "other/run"]
+    assert legend(figures.draw("curves", [run, copy])) == [f"{run.parent.name}/run", "other/run"]
 
 
 def test_a_memory_file_gives_its_recorded_accuracy(run, tmp_path):
     path = tmp_path / "alone.safetensors"
     Memory.load(run / "memory.safetensors").with_accuracy(evaluation(77.0) | {"n": 2}).save(path)
-    assert lines_of(plots.draw("budget", [path]).axes[0]) == {"memory": ([1], [78.0])}
-    assert lines_of(plots.draw("budget", [run / "evaluation.json"]).axes[0])["memory"] == ([1], [51.0])
+    assert lines_of(figures.draw("budget", [path]).axes[0]) == {"memory": ([1], [78.0])}
+    assert lines_of(figures.draw("budget", [run / "evaluation.json"]).axes[0])["memory"] == ([1], [51.0])
 
 
 def test_memories_kept_on_the_way_give_the_curve_of_validation(run):
@@ -569,19 +570,19 @@ def test_memories_kept_on_the_way_give_the_curve_of_validation(run):
             memory.header, made=memory.header.made | {"steps": step}, accuracy=[evaluation(mean, on="validation")]
         )
         Memory(memory.bases, memory.addressing, header).save(Run(run).kept(step))
-    figure = plots.draw("curves", [run])
+    figure = figures.draw("curves", [run])
     assert lines_of(figure.axes[2])["run"] == ([1.0, 2.0], [21.0, 31.0])
 
 
 def test_selections(tmp_path):
     path = selection_json(tmp_path / "select.json", "bases", [4, 8, 16], results=2)
     for given in (path, tmp_path):
-        assert lines_of(plots.draw("number-of-bases", [given]).axes[0]) == {
+        assert lines_of(figures.draw("number-of-bases", [given]).axes[0]) == {
             "toy, 1 image per class": ([4, 8], [51.0, 52.0])
         }
-        assert labels(plots.draw("selection", [given]).axes[0].xaxis) == ["4", "8"]
+        assert labels(figures.draw("selection", [given]).axes[0].xaxis) == ["4", "8"]
     path = selection_json(tmp_path / "select.json", "bridge", ["full", "none"])
-    assert set(lines_of(plots.draw("inner-steps", [path]).axes[0])) == {"full momentum", "no momentum"}
+    assert set(lines_of(figures.draw("inner-steps", [path]).axes[0])) == {"full momentum", "no momentum"}
 
 
 def test_results_of_experiments(tmp_path):
@@ -595,13 +596,13 @@ def test_results_of_experiments(tmp_path):
     }
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results))
-    assert lines_of(plots.draw("inner-steps", [path]).axes[0]) == {"full momentum": ([1, 10], [61.0, 61.0])}
+    assert lines_of(figures.draw("inner-steps", [path]).axes[0]) == {"full momentum": ([1, 10], [61.0, 61.0])}
 
 
 @pytest.mark.parametrize("name", ["select-digits-bases", "recipe-fashion-mnist"])
 def test_the_projects_own_results_can_be_drawn(name):
     path = Path(__file__).parents[1] / "experiments" / f"{name}.json"
-    drawn(plots.draw("number-of-bases" if "select" in name else "inner-steps", [path]))
+    drawn(figures.draw("number-of-bases" if "select" in name else "inner-steps", [path]))
 
 
 def test_continual_matrices(tmp_path, capsys):
@@ -614,7 +615,7 @@ def test_continual_matrices(tmp_path, capsys):
     shutil.copy(path, seed / "compress.json")
     (seed / "a-rival.json").write_text('{"matrix": [[1]]}')
     for given in (path, tmp_path, tmp_path / "run"):
-        axes = plots.draw("continual", [given]).axes[0]
+        axes = figures.draw("continual", [given]).axes[0]
         name, numbers = axes.get_title().split("\n")
         assert name == ("run: compress, seed-0" if given.name == "run" else "result")
         assert numbers == "RA 81.7, LA 90.0, BTI −8.3"
@@ -683,4 +684,4 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
 
 def test_the_help_names_every_figure():
     help_text = Path(cli.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
-    assert set(plots.FIGURES) <= set(re.findall(r"[\w-]+", help_text))
+    assert set(figures.FIGURES) <= set(re.findall(r"[\w-]+", help_text))

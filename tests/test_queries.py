@@ -10,17 +10,17 @@ from test_distill import CONFIG, toy
 
 import recollect
 from recollect import Memory, RecollectError, distill
-from recollect.ask import ask
 from recollect.cli import main
+from recollect.composition import ask
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
-from recollect.distill import Distiller, first_state, resolve
-from recollect.evaluate import train
+from recollect.distillation import Distiller, first_state, resolve
+from recollect.evaluation import train
 from recollect.header import read_header
 from recollect.memory import recall
 from recollect.nets import Network
 
-module = sys.modules["recollect.distill"]
+module = sys.modules["recollect.distillation"]
 ASKED = replace(
     CONFIG,
     images_per_class=4,

@@ -9,9 +9,9 @@ import torch
 from test_distill import CONFIG, toy
 
 from recollect import RecollectError, Split, select
-from recollect.evaluate import Evaluation
+from recollect.evaluation import Evaluation
 
-module = sys.modules["recollect.select"]
+module = sys.modules["recollect.selection"]
 SHORT = replace(CONFIG, outer_steps=2)
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect import report, unroll
+from recollect import unroll
 from recollect.errors import RecollectError
 from recollect.nets import Network
 from recollect.runs import environment
+from recollect.show import terminal
 from recollect.unroll import MetaGradient, Params
 
 SHAPE, CLASSES, BATCH = (3, 32, 32), 10, 50  # ConvNet-128 on 32x32 colour
@@ -28,13 +29,13 @@ Save = Callable[[dict[str, Any]], None]
 def bench(what: tuple[str, ...], profile: bool, save: Save) -> None:
     """Run the named benchmarks and print them; `save` is called with the figures so far whenever there are more."""
     found: dict[str, Any] = {"environment": environment()}
-    report.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    terminal.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in what:
         if name in ("engine", "exactness"):
             found[name] = _on_gpu(name, profile, lambda figures, name=name: save(found | {name: figures}))
             continue
         found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
-        report.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
+        terminal.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
         save(found)
 
 

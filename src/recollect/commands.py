@@ -10,12 +10,13 @@ from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
-from recollect import cli, report
+from recollect import cli
 from recollect.config import DistillConfig, Recipe, from_json, to_json
 from recollect.continual.config import CONTINUAL, DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.header import read_header
+from recollect.show import terminal
 
 
 @singledispatch
@@ -35,11 +36,14 @@ def _distill(command: cli.Distill) -> int:
 
 
 def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
-    from recollect.distill import Stopped, distill
+    from recollect.distillation import Stopped, distill
     from recollect.runs import Run
 
     done = len(Run(folder).metrics()) if resume else 0
-    with _tensorboard(folder, tensorboard) as write, report.steps(images.name, config.outer_steps, quiet, done) as show:
+    with (
+        _tensorboard(folder, tensorboard) as write,
+        terminal.steps(images.name, config.outer_steps, quiet, done) as show,
+    ):
 
         def progress(line: dict[str, Any]) -> None:
             for each in (write, show):
@@ -52,18 +56,18 @@ def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume
         except Stopped as stopped:
             print(stopped, file=sys.stderr)
             return 128 + stopped.signal
-    report.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
+    terminal.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
     _report(folder, quiet)
     return 0
 
 
 def _report(folder: Path, quiet: bool = False) -> None:
     """The run's page, written again from what its folder holds."""
-    from recollect import page
+    from recollect.show import report
 
-    written = page.write(folder)
+    written = report.write(folder)
     if not quiet:
-        report.say(f"report in {written}")
+        terminal.say(f"report in {written}")
 
 
 def _tensorboard(folder: Path, wanted: bool):
@@ -104,7 +108,7 @@ def _tensorboard(folder: Path, wanted: bool):
 def _resume(command: cli.Resume) -> int:
     from recollect.data import load
     from recollect.runs import Run
-    from recollect.select import FILE
+    from recollect.selection import FILE
 
     if (command.run / CONTINUAL).exists():
         return _resume_continual(command)
@@ -137,7 +141,7 @@ def _selection(path: Path) -> dict[str, Any]:
 
 @run.register
 def _evaluate(command: cli.Evaluate) -> int:
-    from recollect.evaluate import across, full_data, memory_recipe, random_real
+    from recollect.evaluation import across, full_data, memory_recipe, random_real
     from recollect.memory import Memory
     from recollect.nets import constructor
 
@@ -167,7 +171,7 @@ def _evaluate(command: cli.Evaluate) -> int:
     if command.full:
         whole = dataclasses.replace(recipe, epochs=command.full)
         rows.append((full_data(images, preprocess, whole, **options), f"{images.train.images.numel():,} numbers"))
-    report.accuracy_table(f"{images.name}: accuracy on the {command.on} set ({found[0].protocol})", rows)
+    terminal.accuracy_table(f"{images.name}: accuracy on the {command.on} set ({found[0].protocol})", rows)
     where = command.json or path.parent / "evaluation.json"
     written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
     write_json(where, {"memory": path.name, "rows": written})
@@ -213,11 +217,11 @@ def _select(command: cli.Select) -> int:
 
 
 def _select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
-    from recollect import plots
-    from recollect.distill import Stopped
-    from recollect.select import select
+    from recollect.distillation import Stopped
+    from recollect.selection import select
+    from recollect.show import figures
 
-    with report.steps(images.name, config.outer_steps, quiet) as show:
+    with terminal.steps(images.name, config.outer_steps, quiet) as show:
         try:
             chosen = {"field": field, "values": values, "networks": networks}
             selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
@@ -225,9 +229,9 @@ def _select_values(images, config, folder: Path, data, quiet: bool, field, value
             print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
             return 128 + stopped.signal
     rows = [(evaluation, "") for evaluation in selection.evaluations]
-    report.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
-    plots.save(plots.selection_figure(selection), folder / "select.png")
-    report.say(f"best {field}: {selection.best}\ncurve  {folder / 'select.png'}")
+    terminal.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
+    figures.save(figures.selection_figure(selection), folder / "select.png")
+    terminal.say(f"best {field}: {selection.best}\ncurve  {folder / 'select.png'}")
     return 0
 
 
@@ -255,13 +259,13 @@ def _recall(command: cli.Recall) -> int:
 
     memory = Memory.load(memory_path(command.memory))
     export(memory, list(command.classes) or None, command.out, command.format)
-    report.say(str(command.out))
+    terminal.say(str(command.out))
     return 0
 
 
 @run.register
 def _compose(command: cli.Compose) -> int:
-    from recollect.compose import compose
+    from recollect.composition import compose
     from recollect.data import load
     from recollect.memory import Memory
 
@@ -282,7 +286,7 @@ def _compose(command: cli.Compose) -> int:
 
 @run.register
 def _ask(command: cli.Ask) -> int:
-    from recollect.ask import ask, folders
+    from recollect.composition import ask, folders
     from recollect.data import load
     from recollect.memory import Memory
 
@@ -297,7 +301,7 @@ def _ask(command: cli.Ask) -> int:
 
 def _can_be_used(image_shape: tuple[int, int, int], command: cli.Training) -> None:
     """Refuse what cannot be written or read, before a classifier is trained."""
-    from recollect.compose import read_picture
+    from recollect.composition import read_picture
 
     if command.save and command.save.exists():
         raise RecollectError(f"{command.save} already exists: give another name (--save)")
@@ -309,17 +313,17 @@ def _trained(composition, command: cli.Training):
     """A classifier trained on a composition, by the recipe of its memory and what the command changes of it."""
     given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
     recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
-    with report.steps("classifier", recipe.epochs, command.quiet) as show:
+    with terminal.steps("classifier", recipe.epochs, command.quiet) as show:
         classifier = composition.train(recipe, command.seed, command.device, _epochs(show) if show else None)
     where = f" ({composition.notice})" if composition.notice else ""
-    report.say(f"{recipe.network} trained on {len(composition.labels):,} recalled images{where}")
+    terminal.say(f"{recipe.network} trained on {len(composition.labels):,} recalled images{where}")
     return classifier
 
 
 def _used(classifier, command: cli.Training) -> None:
     if command.save:
         classifier.save(command.save)
-        report.say(f"classifier  {command.save}")
+        terminal.say(f"classifier  {command.save}")
     if command.classify:
         _answers(classifier, command.classify)
 
@@ -327,12 +331,12 @@ def _used(classifier, command: cli.Training) -> None:
 def _answers(classifier, pictures: Sequence[Path]) -> None:
     for picture, answer in zip(pictures, classifier.classify(pictures), strict=True):
         notice = f"  [{answer.notice}]" if answer.notice else ""
-        report.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
+        terminal.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
 
 
 @run.register
 def _classify(command: cli.Classify) -> int:
-    from recollect.compose import Classifier
+    from recollect.composition import Classifier
 
     if not command.pictures:
         raise RecollectError("no pictures named: recollect classify CLASSIFIER picture.png ...")
@@ -389,17 +393,17 @@ def _confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
         mistakes = [(counts[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
         for count, truth, answer in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]:
             table.add_row(truth, answer, str(count))
-    report.say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split")
-    report.say(table)
+    terminal.say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split")
+    terminal.say(table)
 
 
 @run.register
 def _plot(command: cli.Plot) -> int:
-    from recollect import plots
+    from recollect.show import figures
 
-    plots.kind_of(command.out)
-    plots.save(plots.draw(command.figure, command.paths, command.classes), command.out)
-    report.say(str(command.out))
+    figures.kind_of(command.out)
+    figures.save(figures.draw(command.figure, command.paths, command.classes), command.out)
+    terminal.say(str(command.out))
     return 0
 
 
@@ -434,7 +438,7 @@ def _info(command: cli.Info) -> int:
         ("config", _listed(config)),
         *(("accuracy", _listed(entry)) for entry in header.accuracy),
     ]
-    report.pairs(str(path), rows)
+    terminal.pairs(str(path), rows)
     return 0
 
 
@@ -463,7 +467,7 @@ def _get(command: cli.DataGet) -> int:
     if not command.names:
         raise RecollectError("no dataset named: recollect data get mnist")
     for name in command.names:
-        report.say(str(get(name, root=command.root, base_url=command.mirror, progress=not command.quiet)))
+        terminal.say(str(get(name, root=command.root, base_url=command.mirror, progress=not command.quiet)))
     return 0
 
 
@@ -478,7 +482,7 @@ def _show(command: cli.DataShow) -> int:
         ("classes", _class_names(images.class_names)),
         ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
     ]
-    report.pairs(images.name, rows)
+    terminal.pairs(images.name, rows)
     return 0
 
 
@@ -510,9 +514,9 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
         raise RecollectError(
             f"kind is {config.kind}, but {stream} is a stream of {STREAMS[stream].kind}: name another stream"
         )
-    from recollect.continual import show
     from recollect.continual.run import run as run_stream
     from recollect.data import load
+    from recollect.show import streams as show
 
     images = load(**_how(data))
     try:
@@ -522,10 +526,10 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
         print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
         return 130
     show.finish(results, stream, folder)
-    report.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
-    report.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
-    report.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
-    report.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
+    terminal.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
+    terminal.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
+    terminal.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
+    terminal.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
     return 0
 
 
@@ -533,7 +537,7 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
 def _demo(command: cli.Demo) -> int:
     _at_least_one(command.networks)
     from recollect.demo import demo
-    from recollect.distill import Stopped
+    from recollect.distillation import Stopped
     from recollect.runs import Run
 
     folder = command.out or _free(Path("runs") / "demo")

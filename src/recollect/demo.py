@@ -4,14 +4,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from recollect import page, plots, report
 from recollect.config import DistillConfig
 from recollect.data import load
-from recollect.distill import distill
-from recollect.evaluate import Evaluation, evaluate, full_data, memory_recipe, random_real
+from recollect.distillation import distill
+from recollect.evaluation import Evaluation, evaluate, full_data, memory_recipe, random_real
 from recollect.files import write_json
 from recollect.memory import Memory
 from recollect.runs import Run
+from recollect.show import figures, report, terminal
 
 CONFIG = DistillConfig(
     bases=7,
@@ -53,15 +53,15 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
     memory.save(run.memory_path)
     write_json(run.evaluation_path, {"rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]})
     figure = out / "memory.png"
-    plots.save(plots.memory_figure(memory), figure)
-    page.write(out)
+    figures.save(figures.memory_figure(memory), figure)
+    report.write(out)
 
-    report.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
-    report.say(f"memory  {run.memory_path}\nfigure  {figure}\nreport  {out / page.FILE}")
-    report.say(f"in      {time.perf_counter() - began:.0f} s")
+    terminal.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
+    terminal.say(f"memory  {run.memory_path}\nfigure  {figure}\nreport  {out / report.FILE}")
+    terminal.say(f"in      {time.perf_counter() - began:.0f} s")
     return [evaluation for evaluation, _ in rows]
 
 
 def _distilled(name: str, config: DistillConfig, folder: Path, quiet: bool) -> Memory:
-    with report.steps(name, config.outer_steps, quiet) as progress:
+    with terminal.steps(name, config.outer_steps, quiet) as progress:
         return distill(load("digits"), config, run=folder, data={"name": "digits"}, progress=progress)

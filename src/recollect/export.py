@@ -13,7 +13,7 @@ from torch import Tensor
 from recollect.errors import RecollectError
 from recollect.files import write_atomically
 from recollect.memory import Memory, Query
-from recollect.plots import mosaic, pixels
+from recollect.show.figures import mosaic, pixels
 
 Format = Literal["npz", "png", "sheet", "pt"]
 

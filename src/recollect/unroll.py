@@ -82,7 +82,7 @@ def compiled(loss: Loss) -> Passes:
     if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
         warnings.warn("no C++ compiler (g++ or clang++) found: the unroll runs uncompiled, slower", stacklevel=2)
         return eager(loss)
-    from recollect.prune import PruneConvolutions
+    from recollect.fast.prune import PruneConvolutions
 
     def gradient(params: Params, images: Tensor, labels: Tensor) -> Params:
         return grad(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)

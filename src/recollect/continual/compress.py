@@ -22,8 +22,8 @@ from recollect.continual.buffer import Buffer, Reservoir, Sketch
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
-from recollect.distill import BACK, JUMP, MOST_SKIPS, WILD
-from recollect.distill import _initialise as initialise
+from recollect.distillation import BACK, JUMP, MOST_SKIPS, WILD
+from recollect.distillation import _initialise as initialise
 from recollect.errors import RecollectError
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start

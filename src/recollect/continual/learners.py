@@ -19,7 +19,7 @@ from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.metrics import Matrix, square
 from recollect.continual.streams import Batch, Stream
 from recollect.errors import RecollectError, unknown
-from recollect.evaluate import train
+from recollect.evaluation import train
 from recollect.memory import Memory
 from recollect.nets import Network, Params
 from recollect.seeds import seeded

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recollect import report, unroll
+from recollect import unroll
 from recollect.config import Recipe
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import Engine, precision
@@ -20,6 +20,7 @@ from recollect.fast.flat import Flat, General
 from recollect.fast.train import train
 from recollect.memory import recall
 from recollect.nets import Network, Params
+from recollect.show import terminal
 from recollect.unroll import MetaGradient
 
 SHAPE, CLASSES, PER_CLASS = (3, 32, 32), 10, 115  # a recall of CIFAR-10 at 1 image per class
@@ -114,13 +115,13 @@ def engine_speed(profile: bool, save: Callable[[dict[str, Any]], None]) -> dict[
     network = Network("convnet", SHAPE, CLASSES)
     rate, bandwidth = _matrix_rate(), _copy_bandwidth()
     found: dict[str, Any] = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
-    report.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
+    terminal.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
     passes = {"eager": unroll.eager(network.loss), "compiled": unroll.compiled(network.loss)}
     for setting in SETTINGS:
         rows: dict[str, Any] = {}
         for name, (mode, rounds, way) in _ways(setting, network, passes).items():
             rows[name] = _measure(way, mode, rounds)
-            report.say(f"{setting.name}: {name}: {_shown(rows[name])}")
+            terminal.say(f"{setting.name}: {name}: {_shown(rows[name])}")
         work = ConvNet(network, "bf16").work(setting.batch)
         window, seconds = setting.window or setting.steps, rows["(d) ConvNet, bf16"]["seconds"]
         flops, moved = (setting.steps * a + window * b for a, b in zip(work["gradient"], work["adjoint"], strict=True))
@@ -132,13 +133,13 @@ def engine_speed(profile: bool, save: Callable[[dict[str, Any]], None]) -> dict[
         rows["(d) estimated before it starts, GiB"] = needs / 2**30
         found[setting.name] = rows
         save(found)
-        report.pairs(setting.name, [(name, _shown(value)) for name, value in rows.items()])
+        terminal.pairs(setting.name, [(name, _shown(value)) for name, value in rows.items()])
     found["20 networks, 300 epochs on 1,150 images"] = {mode: evaluation_seconds(mode) for mode in ("tf32", "bf16")}
     for mode, seconds in found["20 networks, 300 epochs on 1,150 images"].items():
-        report.say(f"20 networks, 300 epochs on 1,150 images, {mode}: {seconds:.1f} s")
+        terminal.say(f"20 networks, 300 epochs on 1,150 images, {mode}: {seconds:.1f} s")
     if profile:
         found["profile"] = profile_steps()
-        report.say(found["profile"])
+        terminal.say(found["profile"])
     save(found)
     return found
 
@@ -276,7 +277,7 @@ def exactness(save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
         found[what] = {"relative error": error, "1 - cosine": 1 - cosine}
         save(found)
-        report.say(f"{what}: relative error {error:.1e}, cosine {cosine:.5f}")
+        terminal.say(f"{what}: relative error {error:.1e}, cosine {cosine:.5f}")
 
     modes = ("fp32", "tf32", "bf16")
     network = Network("convnet", SHAPE, CLASSES)

@@ -23,10 +23,10 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from recollect import report
-from recollect.compose import Classifier, read_picture
+from recollect.composition import Classifier, read_picture
 from recollect.data.images import Images
 from recollect.errors import RecollectError
+from recollect.show import terminal
 from recollect.studio.guard import Guard, problem
 from recollect.studio.jobs import Busy, Job, Jobs, Order, python_lines
 from recollect.studio.shelf import Entry, Missing, Shelf, png, stock
@@ -326,9 +326,9 @@ def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int
     app = create_app(stock(memories, data), host)
     listening = listen(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
-    report.say(f"studio at {address} (Ctrl-C ends it)")
+    terminal.say(f"studio at {address} (Ctrl-C ends it)")
     if host not in ("127.0.0.1", "::1", "localhost"):
-        report.say("it is not on loopback: whoever reaches this machine can use it")
+        terminal.say("it is not on loopback: whoever reaches this machine can use it")
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])
 

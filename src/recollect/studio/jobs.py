@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from recollect.compose import Cancelled, Classifier, Composition
+from recollect.composition import Cancelled, Classifier, Composition
 from recollect.config import Recipe
 from recollect.data.images import Split
 from recollect.errors import RecollectError

@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recollect.compose import Composition, compose
+from recollect.composition import Composition, compose
 from recollect.data import load
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
-from recollect.evaluate import memory_recipe
+from recollect.evaluation import memory_recipe
 from recollect.memory import Classes, Memory
 from recollect.memory import recall as recall_images
 

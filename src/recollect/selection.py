@@ -7,9 +7,9 @@ from typing import Any
 
 from recollect.config import DistillConfig, to_json
 from recollect.data.images import Images
-from recollect.distill import Progress, distill, resolve
+from recollect.distillation import Progress, distill, resolve
 from recollect.errors import RecollectError, unknown
-from recollect.evaluate import Evaluation, evaluate
+from recollect.evaluation import Evaluation, evaluate
 from recollect.files import read_json, write_json
 from recollect.memory import Memory
 from recollect.nets import Constructor

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 from recollect.errors import RecollectError, unknown
 from recollect.memory import Memory, Query
-from recollect.plots.charts import budget, curves, inner_steps, number_of_bases, selection_figure
-from recollect.plots.heat import accuracy_matrix, architectures, similarity
-from recollect.plots.pictures import (
+from recollect.show.charts import budget, curves, inner_steps, number_of_bases, selection_figure
+from recollect.show.heat import accuracy_matrix, architectures, similarity
+from recollect.show.pictures import (
     MOST_BASES,
     MOST_CLASSES,
     bases,
@@ -23,8 +23,8 @@ from recollect.plots.pictures import (
     recalled_by_class,
     stretched,
 )
-from recollect.plots.sources import OURS, Measured, Source, read, selection
-from recollect.plots.style import MOST_LETTERS, kind_of, save
+from recollect.show.sources import OURS, Measured, Source, read, selection
+from recollect.show.style import MOST_LETTERS, kind_of, save
 
 __all__ = [
     "FIGURES",

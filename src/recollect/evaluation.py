@@ -19,7 +19,7 @@ from recollect.config import Recipe, from_json
 from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.distill import find_device
+from recollect.distillation import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query
-from recollect.plots.sources import Measured
-from recollect.plots.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, new, short, styled
-from recollect.plots.tables import by_superclass
+from recollect.show.sources import Measured
+from recollect.show.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, new, short, styled
+from recollect.show.tables import by_superclass
 
 NAME_INCHES = 0.1  # a tick label needs this much
 

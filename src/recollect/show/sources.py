@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from recollect.errors import RecollectError
-from recollect.evaluate import Evaluation
+from recollect.evaluation import Evaluation
 from recollect.files import read_json
 from recollect.header import read_header
 from recollect.runs import Run
-from recollect.select import FILE, Selection
+from recollect.selection import FILE, Selection
 
 OURS, EVERYTHING = "memory", "all the data"  # names of evaluations
 OF_MEMORY = ("memory", "bases", "recalled", "similarity")  # names of figures

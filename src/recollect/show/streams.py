@@ -15,14 +15,14 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from recollect import report
 from recollect.continual.config import LEARNERS
 from recollect.continual.learners import PER_TASK
 from recollect.continual.metrics import Spread, mean_matrix, spread
 from recollect.continual.run import Progress, Result
 from recollect.files import write_json
-from recollect.plots.heat import accuracy_matrix
-from recollect.plots.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
+from recollect.show import terminal
+from recollect.show.heat import accuracy_matrix
+from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
 
 NAMES = {
     "compress": "compress-then-recall",
@@ -131,7 +131,7 @@ def _lines(name: str, total: int, done: float) -> Progress:
         nonlocal done, last
         done += amount
         now = time.monotonic()
-        if now - last < report.LINE_SECONDS and done < total - 1e-6:
+        if now - last < terminal.LINE_SECONDS and done < total - 1e-6:
             return
         last = now
         left = (now - began) / max(done - first, 1e-9) * max(total - done, 0)

@@ -21,9 +21,9 @@ from recollect.config import DistillConfig, to_json
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_atomically
 from recollect.memory import Memory
-from recollect.plots import charts, heat, pictures, style
-from recollect.plots.sources import Measured, is_number, metrics, of_memory
 from recollect.runs import Run
+from recollect.show import charts, heat, pictures, style
+from recollect.show.sources import Measured, is_number, metrics, of_memory
 
 FILE = "report.html"
 MOST_PICTURES, MOST_CLASSES, MOST_SIDE = 240, 120, 64  # recalled images, their classes, and pixels on a side

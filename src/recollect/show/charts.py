@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from recollect.errors import RecollectError
-from recollect.plots.sources import EVERYTHING, OURS, Measured, is_number
-from recollect.plots.style import (
+from recollect.selection import Selection
+from recollect.show.sources import EVERYTHING, OURS, Measured, is_number
+from recollect.show.style import (
     BLUE,
     COLUMN,
     GREEN,
@@ -28,8 +29,7 @@ from recollect.plots.style import (
     short,
     styled,
 )
-from recollect.plots.tables import PAPER, PAPER_MEMORY, PAPER_PER_CLASS
-from recollect.select import Selection
+from recollect.show.tables import PAPER, PAPER_MEMORY, PAPER_PER_CLASS
 
 MOST_POINTS = 150  # of a curve: each the mean of as many steps as it takes, with their range as a band
 OF_KIND = {"memory": (BLUE, "o"), "per-class images": (GREEN, "D"), "random real images": (PURPLE, "P")}

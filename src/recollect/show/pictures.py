@@ -9,8 +9,8 @@ from torch import Tensor
 
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query, recall
-from recollect.plots.heat import draw_similarity
-from recollect.plots.style import COLUMN, PAGE, bare, new, short, styled
+from recollect.show.heat import draw_similarity
+from recollect.show.style import COLUMN, PAGE, bare, new, short, styled
 
 MOST_CLASSES, MOST_RECALLED, MOST_BASES = 20, 8, 256  # shown in a figure
 MOST_ROWS = 10  # classes where bases and similarity share the page

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from recollect.evaluate import Evaluation
+    from recollect.evaluation import Evaluation
 
 LINE_SECONDS = 5.0  # between plain lines
 
