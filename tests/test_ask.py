@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import experiment_module
 from PIL import Image
-from test_distill import CONFIG, toy
+from test_distillation import CONFIG, toy
 from test_queries import ASKED
 
 from recollect import Memory, Preprocess, Recipe, RecollectError, distill

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
-from test_distill import CONFIG, toy
+from test_distillation import CONFIG, toy
 
 import recollect
 from recollect import Memory, RecollectError, distill

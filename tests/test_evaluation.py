@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_distill import CONFIG, toy
+from test_distillation import CONFIG, toy
 
 from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
 from recollect.data import augment

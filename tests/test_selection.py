@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_distill import CONFIG, toy
+from test_distillation import CONFIG, toy
 
 from recollect import RecollectError, Split, select
 from recollect.evaluation import Evaluation

@@ -187,7 +187,7 @@ def test_too_few_classes(parts):
 
 
 def test_a_memory_that_is_asked_with_pictures(monkeypatch):
-    from test_distill import toy
+    from test_distillation import toy
     from test_queries import ASKED
 
     monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")

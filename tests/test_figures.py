@@ -24,8 +24,7 @@ from recollect.cli import main
 from recollect.data.preprocess import Zca
 from recollect.runs import Run
 from recollect.selection import Selection
-from recollect.show import figures
-from recollect.show.figures import style, tables
+from recollect.show import figures, style, tables
 from recollect.show.sources import Measured, read
 
 CIFAR100 = tuple(sorted(tables.SUPERCLASS))
