@@ -33,12 +33,13 @@ from torch.func import functional_call
 
 import recollect
 from recollect.composition import ask
-from recollect.distillation import encoder_recipe, find_device, resolve
+from recollect.devices import find_device
+from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe, train
 from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
 MEMORY = {
     "bases": 64, "matrices": 16, "augment": "flip", "real_per_class": 20, "inner_lr": 0.03, "inner_steps": 40, "window": 30,
@@ -222,7 +223,7 @@ def taught(
     """The classes of pixels, by a fresh network trained on each part; all are trained side by side."""
     recipe, fits = memory_recipe(memory), memory.preprocess()
     network = Network(recipe.network, memory.image_shape, int(parts[0][1].max()) + 1)
-    seeds = [int(seeded(0, 2, number).initial_seed()) for number in range(len(parts))]
+    seeds = [network_seed(0, Purpose.NETWORK, number) for number in range(len(parts))]
     trained = train(network, parts, recipe, seeds, device)
     with torch.no_grad():
         return [

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import from_json
-from recollect.distillation import find_device, resolve, training_split
+from recollect.devices import find_device
+from recollect.distillation import resolve, training_split
 from recollect.evaluation import accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
@@ -93,7 +94,10 @@ def main(arguments: list[str] | None = None) -> None:
         drawn = draw(tasks, ways, given.count, given.seed)
         sources: dict[str, tuple[Recipe, Callable[[Task, int], Part]]] = {
             "memories": (recipe, lambda task, _: recalled(task, tasks, memories)),
-            "random real images": (recipe, lambda task, number: real.some(task, 1, seeded(given.seed, 3, number))),
+            "random real images": (
+                recipe,
+                lambda task, number: real.some(task, 1, seeded(given.seed, Purpose.RANDOM_REAL, number)),
+            ),
             "all the data": (whole, lambda task, _: real.all(task)),
         }
         for name in given.sources:
@@ -219,7 +223,7 @@ def measure(
     numbers = range(first, min(first + group, len(drawn)))
     network = Network(recipe.network, images.shape, len(drawn[0]))
     parts = [source(drawn[number], number) for number in numbers]
-    seeds = [int(seeded(seed, 2, number).initial_seed()) for number in numbers]
+    seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
     alike = len({len(labels) for _, labels in parts}) == 1
     if alike or device != "cpu":
         trained = train(network, parts, recipe, seeds, device)

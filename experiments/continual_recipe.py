@@ -27,14 +27,13 @@ from recollect.config import Recipe
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
-from recollect.distillation import find_device
+from recollect.devices import find_device
 from recollect.evaluation import train
 from recollect.files import read_json, write_json
 from recollect.nets import Network
 from recollect.runs import environment
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed
 
-JUDGE = 70  # what a generator is for
 LENGTHS = (1, 2, 4, 8)  # of the training at test, in unrolls
 
 # A task's reservoir holds 180, 100 and 30 images in Rotations; in MANY all of a task's 200, and 100.
@@ -284,7 +283,7 @@ def judge(
     network = Network(config.network, stream.shape, len(stream.task_classes[tasks[0]]))
     values = []
     for task, part in zip(tasks, parts, strict=True):
-        seeds = [int(seeded(stream.seed, JUDGE, task, copy).initial_seed()) for copy in range(networks)]
+        seeds = [network_seed(stream.seed, Purpose.JUDGE, task, copy) for copy in range(networks)]
         split = stream.test(task)
         inputs, truth = stream.preprocess(split.images), local_labels(stream)[task, split.labels]
         trained = train(network, [part] * networks, recipe, seeds, str(inputs.device))

@@ -36,7 +36,7 @@ from recollect.continual.metrics import metrics, spread, square
 from recollect.continual.run import fingerprint, load_state, save_state
 from recollect.continual.streams import Stream
 from recollect.data import Images, load
-from recollect.distillation import find_device
+from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
 from recollect.runs import environment

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from recollect.continual.config import ContinualConfig, check
-from recollect.continual.learners import FRESH, Compress
+from recollect.continual.learners import Compress
 from recollect.continual.streams import Batch, Stream
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.memory import Memory
 from recollect.nets import Network, Shape
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
 try:
     from avalanche.benchmarks import (
@@ -42,8 +42,6 @@ try:
     from avalanche.training.templates import SupervisedTemplate
 except ModuleNotFoundError as error:
     raise RecollectError(f"recollect.avalanche needs {error.name}: pip install 'recollect[avalanche]'") from None
-
-ORDER = 70  # what a generator is for: the order in which a buffer looks at an experience
 
 
 # --- our streams as benchmarks -----------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ class TaskNetwork(MultiTaskModule):
         super().__init__()
         network = Network(stream.config.network, stream.shape, stream.classes)
         self.network = network.module
-        self.network.load_state_dict(network.fresh(int(seeded(stream.seed, FRESH).initial_seed())))
+        self.network.load_state_dict(network.fresh(network_seed(stream.seed, Purpose.FRESH)))
         self.register_buffer("masks", stream.masks)
 
     def adaptation(self, experience: CLExperience) -> None:
@@ -333,7 +331,7 @@ class DistilledBuffer(ExemplarsBuffer):
         """Distil the experience that has been trained on."""
         learner, number = self.learner, len(self.memories)
         learner.expect(exp)
-        order = seeded(learner.benchmark.seed, ORDER, number)
+        order = seeded(learner.benchmark.seed, Purpose.EXPERIENCE, number)
         samples: Iterable[Any] = DataLoader(
             exp.dataset, learner.config.batch, shuffle=True, generator=order, collate_fn=exp.dataset.collate_fn
         )

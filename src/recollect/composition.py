@@ -26,13 +26,13 @@ from recollect.data import pictures
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
-from recollect.distillation import find_device
+from recollect.devices import find_device
 from recollect.errors import RecollectError, unknown
 from recollect.evaluation import On, memory_recipe, train
 from recollect.files import sha256, write_atomically
 from recollect.memory import Classes, Memory
 from recollect.nets import Network, Params, Shape, constructor
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed
 
 FORMAT, KEY = 1, "recollect-classifier"  # of a classifier's file: its version, and where in the metadata its header is
 MOST_JUDGED = 1024  # images at a time
@@ -123,7 +123,7 @@ class Composition:
                 raise Cancelled
 
         network = Network(recipe.network, self.image_shape, len(self.class_names))
-        seeds = [int(seeded(seed, 2, 0).initial_seed())]  # that of an evaluation's first network
+        seeds = [network_seed(seed, Purpose.NETWORK, 0)]  # that of an evaluation's first network
         watched = None if device.startswith("cuda") and not (progress or cancelled) else watch  # or captured, faster
         (params,) = train(network, [(self.images, self.labels)], recipe, seeds, device, watch=watched)
         if not all(p.isfinite().all() for p in params.values()):

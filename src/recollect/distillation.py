@@ -5,7 +5,6 @@ ends in the bytes of one that was never interrupted. Only `images.train` is look
 """
 
 import math
-import re
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from recollect.config import DistillConfig, Recipe, check, to_json
 from recollect.data import augment
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
+from recollect.devices import device_name, find_device
 from recollect.errors import RecollectError
 from recollect.fast.engine import Start
 from recollect.fast.train import train
@@ -32,7 +32,7 @@ from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
 from recollect.nets import Constructor, Network, Params, constructor, threads_for
 from recollect.runs import Run
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
@@ -40,7 +40,6 @@ MOST_SKIPS = 20  # outer steps in a row without a usable gradient before a run s
 WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
 JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
 BACK = 0.2  # of the way back to the average, where there is no usable gradient
-TEACH = 4  # what a generator is for
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -183,16 +182,6 @@ def _budget(config: DistillConfig, images: Images) -> Budget:
     return Budget(config.images_per_class, images.classes, images.shape, config.downsample, config.precision, size)
 
 
-def find_device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise RecollectError(f"unknown device '{name}': give cpu, cuda, cuda:1, ... or auto")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise RecollectError(f"device is '{name}', but torch sees no CUDA device here: give --device cpu")
-    return name
-
-
 @dataclass
 class State:
     """All that changes from one outer step to the next."""
@@ -239,7 +228,7 @@ class State:
 def first_state(config: DistillConfig, images: Images) -> State:
     """Fresh bases and addressing, and the outer optimiser."""
     budget = _budget(config, images)
-    generator = seeded(config.seed, 0)
+    generator = seeded(config.seed, Purpose.START)
     assert config.bases is not None  # resolve() decided it
     bases = torch.empty(config.bases, *budget.base_shape)
     if config.addressing == "one-hot":
@@ -378,7 +367,7 @@ class Distiller:
 
     def _draw(self, step: int, matrices: int) -> "_Draws":
         """All that is random in an outer step."""
-        config, generator = self.config, seeded(self.config.seed, 1, step)
+        config, generator = self.config, seeded(self.config.seed, Purpose.STEPS, step)
         labels = self._labels(generator)
         shared = augment.draw_shared(self.augmentation, generator) if config.augment_scope == "outer" else {}
         shots, rows, truth = self._real(labels, generator)
@@ -438,7 +427,7 @@ class Distiller:
         flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
         part = self.preprocess.on(device, self.pixels), self.labels
         (params,) = train(
-            flat, [part], encoder_recipe(config), [int(seeded(config.seed, TEACH).initial_seed())], device, compute
+            flat, [part], encoder_recipe(config), [network_seed(config.seed, Purpose.TEACH)], device, compute
         )
         with torch.no_grad():
             for name, p in params.items():
@@ -536,7 +525,7 @@ def to_memory(state: State, images: Images, config: DistillConfig, preprocess: P
             "seed": config.seed,
             "recollect": recollect.__version__,
             "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if config.device.startswith("cuda") else "cpu",
+            "device": device_name(config.device),
             **({"start": state.before} if state.before else {}),
         },
         budget={

@@ -19,7 +19,7 @@ from recollect.config import Recipe, from_json
 from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.distillation import find_device
+from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision
@@ -27,7 +27,7 @@ from recollect.fast.train import batches
 from recollect.fast.train import train as train_captured
 from recollect.memory import Memory
 from recollect.nets import Constructor, Network, Params, threads_for
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
 On = Literal["test", "validation"]
 Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
@@ -129,7 +129,7 @@ def random_real(
     device = find_device(options.get("device", "auto"))
 
     def draw(seed: int, number: int) -> Part:
-        generator = seeded(seed, 3, number)
+        generator = seeded(seed, Purpose.RANDOM_REAL, number)
         rows = []
         for label in range(images.classes):
             of_class = (images.train.labels == label).nonzero().flatten()
@@ -177,7 +177,7 @@ def _measure(
     for first in range(0, networks, group):
         numbers = range(first, min(first + group, networks))
         parts = [source(seed, number) for number in numbers]
-        seeds = [int(seeded(seed, 2, number).initial_seed()) for number in numbers]
+        seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
         trained = train(net, parts, recipe, seeds, device, compute)
         with precision(used) if device.startswith("cuda") else nullcontext():
             values += [100 * accuracy(net, params, *judged) for params in trained]
@@ -233,7 +233,7 @@ def _train_one(
     images, labels = part[0].to(device), part[1].to(device)
     params = {name: p.requires_grad_() for name, p in network.fresh(seed, device).items()}
     optimiser = torch.optim.SGD(list(params.values()), lr=recipe.lr, momentum=recipe.momentum)
-    for rows, drawn in batches(len(labels), recipe, seeded(seed, 1)):
+    for rows, drawn in batches(len(labels), recipe, seeded(seed, Purpose.STEPS)):
         optimiser.zero_grad()
         loss = network.loss(params, augment.apply(images[rows], drawn), labels[rows])
         loss.backward()
@@ -251,7 +251,7 @@ def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: 
     theta = torch.stack([flat.pack(network.fresh(seed)) for seed in seeds])
     speed = torch.zeros_like(theta)
     which = torch.arange(len(parts))[:, None]
-    for steps in zip(*(batches(labels.shape[1], recipe, seeded(seed, 1)) for seed in seeds), strict=True):
+    for steps in zip(*(batches(labels.shape[1], recipe, seeded(seed, Purpose.STEPS)) for seed in seeds), strict=True):
         rows = torch.stack([rows for rows, _ in steps])
         batch = torch.stack([augment.apply(x, drawn) for x, (_, drawn) in zip(images[which, rows], steps, strict=True)])
         speed.mul_(recipe.momentum).add_(flat.gradients(theta, batch, labels[which, rows]))

@@ -22,6 +22,7 @@ from recollect.continual.buffer import Buffer, Reservoir, Sketch
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
+from recollect.devices import device_name
 from recollect.distillation import BACK, JUMP, MOST_SKIPS, WILD
 from recollect.distillation import _initialise as initialise
 from recollect.errors import RecollectError
@@ -30,9 +31,8 @@ from recollect.fast.engine import Engine, Start
 from recollect.header import Header
 from recollect.memory import Memory, recall, usual_bases
 from recollect.nets import Network, Shape
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, seeded
 
-START, KEEP, REPLAY, INNER, LENGTH = range(50, 55)  # what a generator is for
 ADAM_BETA2, ADAM_EPSILON = 0.999, 1e-8
 
 
@@ -178,7 +178,7 @@ class Compressor:
         """how samples are kept, where not as they are"""
         shape = (sample,) if self.sketch else stream.shape
         self.reservoirs = [
-            Reservoir(buffer.capacity, shape, seeded(seed, KEEP, task))
+            Reservoir(buffer.capacity, shape, seeded(seed, Purpose.KEEP, task))
             for task, buffer in zip(tasks, self.buffers, strict=True)
         ]
         self.local = local_labels(stream)
@@ -202,7 +202,7 @@ class Compressor:
         bases = torch.empty(self.size.bases, *smaller(self.stream.shape, self.config.downsample, "downsample"))
         addressing = torch.empty(self.size.matrices, self.classes, self.size.bases)
         init = "kaiming" if self.config.init == "samples" else self.config.init
-        initialise(bases, addressing, init, seeded(self.stream.seed, START, task))
+        initialise(bases, addressing, init, seeded(self.stream.seed, Purpose.TASK_START, task))
         return bases, addressing
 
     def observe(self, batches: Sequence[Batch]) -> None:
@@ -231,7 +231,7 @@ class Compressor:
         is left: bases beyond the number of samples, and addressing of a class of which none has come."""
         bases, addressing = self.learned
         for number, (batch, reservoir) in enumerate(zip(batches, self.reservoirs, strict=True)):
-            draws = seeded(self.stream.seed, START, batch.task)
+            draws = seeded(self.stream.seed, Purpose.TASK_START, batch.task)
             pixels, labels = self._samples(batch, reservoir, len(reservoir), draws)
             found, coefficients = described(self.stream.preprocess(pixels).cpu(), bases[number].shape)
             bases[number, : len(found)] = found.to(self.device)
@@ -274,14 +274,14 @@ class Compressor:
         """Inner steps of this outer step: the same for all tasks, whoever is beside them."""
         if self.config.window is None or self.config.window_place == "late":
             return self.config.inner_steps
-        generator = seeded(self.stream.seed, LENGTH, self.step)
+        generator = seeded(self.stream.seed, Purpose.LENGTH, self.step)
         return int(torch.randint(self.config.window, self.config.inner_steps + 1, (), generator=generator))
 
     def _start(self, task: int, copy: int, steps: int) -> Start:
         """A fresh network, what each of its inner steps sees of the recalled images, and how augmented. Where that is not all,
         none comes again before the others of its class: metagradients vary less than if each step drew its own."""
         matrices, each = self.size.matrices, self.config.inner_per_class
-        generator = seeded(self.stream.seed, INNER, task, self.step, copy)
+        generator = seeded(self.stream.seed, Purpose.INNER, task, self.step, copy)
         params = self.unroll.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
         rows = self.everything[:steps]  # [T, B]
         if each < matrices:
@@ -298,7 +298,7 @@ class Compressor:
         same again: shapes never change, and each image counts about as much as any other."""
         images, labels = [], []
         for batch, reservoir in zip(batches, self.reservoirs, strict=True):
-            draws = seeded(self.stream.seed, REPLAY, batch.task, self.step)
+            draws = seeded(self.stream.seed, Purpose.REPLAY, batch.task, self.step)
             seen, truth = self._samples(batch, reservoir, self.config.replay, draws)
             places = torch.arange(self.config.batch + self.config.replay) % len(truth)
             images.append(seen[places.to(self.device)])
@@ -395,7 +395,7 @@ class Compressor:
                 "skipped": skipped,
                 "recollect": recollect.__version__,
                 "torch": torch.__version__,
-                "device": torch.cuda.get_device_name() if self.device.startswith("cuda") else "cpu",
+                "device": device_name(self.device),
             },
             budget={
                 "name": f"1/{stream.tasks} of a buffer of {config.buffer} images",

@@ -22,9 +22,8 @@ from recollect.errors import RecollectError, unknown
 from recollect.evaluation import train
 from recollect.memory import Memory
 from recollect.nets import Network, Params
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, network_seed, seeded
 
-FRESH, DRAW, TRAIN, UNION = range(60, 64)  # what a generator is for
 MOST_JUDGED = 4096  # images in one pass
 PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task
 
@@ -133,7 +132,7 @@ class _TaskNetworks:
         for task, (images, _) in parts.items():
             alike.setdefault((images.shape, len(self.stream.task_classes[task])), []).append(task)
         for tasks in alike.values():
-            seeds = [int(seeded(self.stream.seed, TRAIN, task).initial_seed()) for task in tasks]
+            seeds = [network_seed(self.stream.seed, Purpose.TRAIN, task) for task in tasks]
             some = [parts[task] for task in tasks]
             found = train(self._network(tasks[0]), some, recipe, seeds, self.device, self.config.compute)
             self.params.update(zip(tasks, found, strict=True))
@@ -212,7 +211,7 @@ class Compress:
             images.append(recalled)
             labels.append(torch.tensor(classes)[places])
         recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
-        seeds = [int(seeded(self.stream.seed, UNION, len(images)).initial_seed())]
+        seeds = [network_seed(self.stream.seed, Purpose.UNION, len(images))]
         part = torch.cat(images), torch.cat(labels)
         return train(network, [part], recipe, seeds, self.device, self.config.compute)[0]
 
@@ -229,7 +228,7 @@ class GDumb:
 
     def _empty(self) -> "Balanced | Everything":
         share = self.buffer.share // self.buffer.sample
-        return Balanced(share, seeded(self.stream.seed, DRAW, self.place.ended))
+        return Balanced(share, seeded(self.stream.seed, Purpose.DRAW, self.place.ended))
 
     def _epochs(self) -> int:
         return self.config.gdumb_epochs
@@ -275,7 +274,7 @@ class Online:
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         self.stream, self.config, self.device = stream, config, device
         self.network = Network(config.network, stream.shape, stream.classes)
-        self.params = self.network.fresh(int(seeded(stream.seed, FRESH).initial_seed()), device)
+        self.params = self.network.fresh(network_seed(stream.seed, Purpose.FRESH), device)
         self.masks = stream.masks.to(device)
         self.lr = config.rival_lr
         self.place, self.steps = _Place(), 0
@@ -313,7 +312,7 @@ class Online:
         return self.stream.preprocess(images), labels, self.masks[tasks]
 
     def _generator(self) -> torch.Generator:
-        return seeded(self.stream.seed, DRAW, self.steps)
+        return seeded(self.stream.seed, Purpose.DRAW, self.steps)
 
 
 class Replay(Online):
@@ -322,7 +321,7 @@ class Replay(Online):
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
         self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
-        self.reservoir = Reservoir(self.buffer.capacity, stream.shape, seeded(stream.seed, DRAW))
+        self.reservoir = Reservoir(self.buffer.capacity, stream.shape, seeded(stream.seed, Purpose.DRAW))
         self.batches = 0
 
     def observe(self, batch: Batch) -> None:
@@ -382,5 +381,5 @@ class Ewc(Replay):
                 self.fisher[name] = self.fisher[name] + found
                 self.pull[name] = self.pull[name] + found * self.params[name]
         self.reservoir = Reservoir(
-            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, DRAW, self.place.ended)
+            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, Purpose.DRAW, self.place.ended)
         )

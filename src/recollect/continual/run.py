@@ -37,7 +37,7 @@ from recollect.continual.learners import Compress, accuracy, accuracy_matrix, is
 from recollect.continual.metrics import Matrix, Metrics, metrics, square
 from recollect.continual.streams import Stream
 from recollect.data.images import Images
-from recollect.distillation import find_device
+from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.files import read_json, sha256, write_atomically, write_json
 from recollect.memory import Memory

@@ -17,9 +17,8 @@ from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.files import sha256
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, seeded
 
-ANGLES, ORDER, ROWS = 40, 41, 42  # what a generator is for
 PERMUTATION_SEED = 0  # the same permutations in every run
 HALF_TURN = 180.0  # degrees that the tasks of Rotations share
 
@@ -177,7 +176,7 @@ class Stream:
             raise RecollectError(
                 f"{config.tasks or 1} tasks of {size} classes would overlap: {self.classes} classes make {most} of them"
             )
-        order = torch.randperm(self.classes, generator=seeded(self.seed, ORDER)).tolist()
+        order = torch.randperm(self.classes, generator=seeded(self.seed, Purpose.CLASS_ORDER)).tolist()
         return [tuple(order[size * t : size * (t + 1)]) for t in range(config.tasks or most)]
 
     def _find_gathers(self) -> list[Tensor]:
@@ -208,7 +207,7 @@ class Stream:
     def _rows(self, number: int) -> Tensor:
         """Training images of a task, in the order they come."""
         rows = _of(self._train.labels, self.task_classes[number])
-        order = torch.randperm(len(rows), generator=seeded(self.seed, ROWS, number))
+        order = torch.randperm(len(rows), generator=seeded(self.seed, Purpose.TASK_ROWS, number))
         return rows[order[: self._count(number)]]
 
     def _check(self, number: int) -> None:
@@ -250,7 +249,7 @@ def _fixed(value: float) -> int:
 
 def _angles(tasks: int, seed: int) -> list[float]:
     """One for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks."""
-    drawn = torch.rand(tasks, dtype=torch.float64, generator=seeded(seed, ANGLES))
+    drawn = torch.rand(tasks, dtype=torch.float64, generator=seeded(seed, Purpose.ANGLES))
     return ((torch.arange(tasks) + drawn) * HALF_TURN / tasks).tolist()
 
 

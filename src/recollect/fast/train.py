@@ -15,7 +15,7 @@ from recollect.data import augment
 from recollect.fast.engine import captured, precision
 from recollect.fast.flat import Flat
 from recollect.nets import Params
-from recollect.seeds import seeded
+from recollect.seeds import Purpose, seeded
 
 MOST_ROWS = 2**20  # of a network's order that lie on the device at a time
 
@@ -70,7 +70,7 @@ class _Plan:
 
     def run(self, images: Tensor, labels: Tensor, seed: int) -> Params:
         """A network trained on these, of this seed; what comes next is drawn while the device still works on what it has."""
-        coming = batches(len(labels), self.recipe, seeded(seed, 1))
+        coming = batches(len(labels), self.recipe, seeded(seed, Purpose.STEPS))
         steps = list(islice(coming, self.most))
         if self.held is None or self.held[0] is not images or self.held[1] is not labels:
             self.images.copy_(images)
