@@ -1,6 +1,6 @@
 """Recall with pictures: the paper's few-shot table on CIFAR-100, beside its two baselines.
 
-    python experiments/ask.py cifar100 --root DATA --out experiments/ask-cifar100.json --runs runs/ask
+    python experiments/ask.py cifar100 --root DATA --out results/ask-cifar100.json --runs runs/ask
 
 A memory of 64 bases and 16 addressing matrices is distilled from the training images, to be asked with labels; for 1 and for 5
 shots another goes on from it, to be asked with pictures, together with its encoder. Then each of the disjoint 5-way tasks is
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, write
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -36,7 +36,6 @@ from recollect.composition import ask
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe, train
-from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import Purpose, network_seed, seeded
@@ -113,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
             "made": memory.header.made if memory else None,
             "environment": environment(),
         }
-        write_json(given.out, found)
+        write(given.out, found)
         print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
 
 
