@@ -74,16 +74,14 @@ def text(value: Any, margin: str = "\n") -> str:
         return json.dumps(float(f"{value:.6g}"))
     if not isinstance(value, dict | list | tuple):
         return json.dumps(value)
-    brackets, items = "{}" if isinstance(value, dict) else "[]", value
-    if isinstance(value, dict):
-        items = list(value.values())
-    deeper = margin + " "
-    parts = [text(item, deeper) for item in items]
+    items = [*value.values()] if isinstance(value, dict) else [*value]
+    parts = [text(item, margin + " ") for item in items]
     if isinstance(value, dict):
         parts = [f"{json.dumps(str(name))}: {part}" for name, part in zip(value, parts, strict=True)]
+    opening, closing, between = ("{", "}", ", ") if isinstance(value, dict) else ("[", "]", ",")
     if any(isinstance(item, dict | list | tuple) and item for item in items):
-        return brackets[0] + deeper + f",{deeper}".join(parts) + margin + brackets[1]
-    return brackets[0] + (", " if isinstance(value, dict) else ",").join(parts) + brackets[1]
+        opening, closing, between = f"{opening}{margin} ", margin + closing, f",{margin} "
+    return opening + between.join(parts) + closing
 
 
 if __name__ == "__main__":
