@@ -22,7 +22,6 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from torch.func import functional_call
 
 import recollect
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe, train
@@ -89,8 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories |= dict(zip(runs, made, strict=True))
-    kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
-    recipe = encoder_recipe(replace(recollect.DistillConfig(), **asked))
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).preprocess
+    recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
@@ -131,7 +131,7 @@ def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) 
         if line["step"] % 100 == 0:
             print(folder.name, line, flush=True)
 
-    config = replace(recollect.DistillConfig(), **settings)
+    config = changed(recollect.DistillConfig(), **settings)
     with torch.cuda.stream(torch.cuda.Stream() if settings["device"] != "cpu" else None):
         return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
 

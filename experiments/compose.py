@@ -25,7 +25,7 @@ from record import begun, setting, write
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
-from recollect.config import from_json
+from recollect.config import changed, from_json, preset
 from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
 from recollect.evaluation import accuracy, memory_recipe, protocol, train
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     images, device = load(given.data, root=given.root), find_device(given.device)
-    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(setting, given.set)))
+    config = preset("fast", seed=given.seed, device=device, **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
@@ -152,11 +152,11 @@ def distil_all(
     def one(number: int) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
-        decided = replace(resolve(config, of_task), seed=config.seed + number)
+        decided = changed(resolve(config, of_task), seed=config.run.seed + number)
         if not path.exists():
             began = time.perf_counter()
             progress = partial(show, f"task {number + 1} of {len(tasks)}")
-            with torch.cuda.stream(torch.cuda.Stream() if decided.device != "cpu" else None):
+            with torch.cuda.stream(torch.cuda.Stream() if decided.run.device != "cpu" else None):
                 memory = distill(of_task, decided, preprocess=preprocess, progress=progress)
             minutes = (time.perf_counter() - began) / 60
             made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
@@ -164,12 +164,12 @@ def distil_all(
             memory.save(path)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
-        if (replace(settings, device=decided.device), memory.class_names) != (decided, tuple(task)):
+        if (changed(settings, device=decided.run.device), memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
-    with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
+    with ThreadPoolExecutor(together if config.run.device != "cpu" else 1) as pool:
         return list(pool.map(one, numbers))
 
 

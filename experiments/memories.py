@@ -12,7 +12,6 @@ there is not run again, and one that was stopped goes on.
 import argparse
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from record import write
 
 import recollect
+from recollect.config import changed
 from recollect.files import read_json
 from recollect.runs import Run, environment
 
@@ -64,12 +64,14 @@ def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps
     """Run the legs that are missing from the memory at `path`, then test it; all of it is recorded in `told`."""
     written: dict[str, Any] = read_json(told) if told.exists() else {"legs": []}
     for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
-        config = replace(recollect.DistillConfig(), **leg)
-        config = replace(config, outer_steps=steps or config.outer_steps, start=str(path) if number > 1 else None)
-        config = replace(config, keep_every=max(1, config.outer_steps // KEPT))
+        config = changed(recollect.DistillConfig(), **leg)
+        config = changed(
+            config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None
+        )
+        config = changed(config, keep_every=max(1, config.budget.outer_steps // KEPT))
         run = Run(runs / f"{images.name}-leg-{number}")
 
-        def show(line: dict[str, Any], number: int = number, every: int = config.keep_every) -> None:
+        def show(line: dict[str, Any], number: int = number, every: int = config.run.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
                 print(images.name, "leg", number, line, flush=True)
 

@@ -12,7 +12,6 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from record import write
 
 import recollect
+from recollect.config import changed, to_json
 from recollect.runs import environment
 
 ROWS = {
@@ -69,14 +69,14 @@ def main() -> None:
 
 
 def measure(images: recollect.Images, name: str, steps: int, networks: int) -> dict[str, Any]:
-    config = replace(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
+    config = changed(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
     began = time.perf_counter()
     memory = recollect.distill(images, config, progress=partial(show, name))
     seconds = time.perf_counter() - began
     found = recollect.evaluate(memory, images, networks=networks, on="validation")
     print(f"{name}: {found.mean:.2f} ± {found.deviation:.2f} after {seconds:.0f} s", flush=True)
     return {
-        "config": asdict(config),
+        "config": to_json(config),
         "seconds": seconds,
         "evaluation": found.to_json(),
         "environment": environment(),
