@@ -45,7 +45,7 @@ MEMORY = {
 }  # fmt: skip
 CLASSES = 20  # of an outer step
 ASKED = {
-    "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+    "query": "images", "query_form": "probabilities", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories |= dict(zip(runs, made, strict=True))
-    kind = resolve(changed(recollect.DistillConfig(), **plain), images).preprocess
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
     recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)

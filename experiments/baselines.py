@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = find_device(asked.device)
     given = {name: float(value) for name, value in (each.split("=") for each in asked.set)}
     for stream in asked.streams:
-        config = changed(STREAMS[stream], on=asked.on, tasks=asked.tasks or STREAMS[stream].tasks)
+        config = changed(STREAMS[stream], on=asked.on, tasks=asked.tasks or STREAMS[stream].stream.tasks)
         images = load(asked.data or DATASETS[stream], root=asked.root)
         for name in asked.strategies:
             chosen = SETTINGS[name][stream] | given

@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     images, device = load(given.data, root=given.root), find_device(given.device)
     config = preset("fast", seed=given.seed, device=device, **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
-    kind = resolve(config, images.only(tasks[0])).preprocess
+    kind = resolve(config, images.only(tasks[0])).run.preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
         first, *others = map(Memory.load, made)
         if any(other.header.preprocessing != first.header.preprocessing for other in others):

@@ -25,10 +25,11 @@ devices: cpu or cuda
 config: every setting, with its help text
 data: images from anywhere, preprocessed and augmented
 nets: networks and their first weights
+queries: what a memory is asked with
 header: what a memory's file says of itself
 tensorfile: one file of tensors and a header
 memory: Budget and Memory: recall
-queries: what a memory is asked with
+starts: how bases and addressing begin
 unroll: the inner loop and its adjoint
 fast: the same at the speed of the chip
 objectives: a recalled set's value and gradient
@@ -36,6 +37,7 @@ outer: one outer step
 training: fresh networks on a recall
 runs: a run's folder
 jobs: independent jobs, run anywhere
+decisions: every default decided for a dataset
 distillation: Algorithm 1
 evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels
@@ -130,7 +132,7 @@ def test_imports_point_up():
     for path, tree in TREES.items():
         here = room(dotted(path))
         for statement in imports(tree):
-            for module, _ in imported(statement):
+            for module in dict.fromkeys(module for module, _ in imported(statement)):
                 there = room(module)
                 if here and there and LEVELS[there] > LEVELS[here]:
                     where = f"{path.relative_to(ROOT)}:{statement.lineno}"
