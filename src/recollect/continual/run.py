@@ -133,7 +133,7 @@ def run(
     Buffer(config.buffer.images, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
     Network(config.inner.network, stream.shape, stream.classes)
     if {*OURS} & {*learners}:
-        account(stream, config, 0)
+        account(stream, config, stream.tasks)
     settings = {"stream": name, "data": data or {}, "config": to_json(config), "images": fingerprint(images)}
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     _begin(setting, settings, how)
