@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from recollect.commands.inputs import Data, spec
+from recollect.commands.inputs import Data, how, spec
 from recollect.continual.config import DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.show import terminal
