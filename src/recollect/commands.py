@@ -301,7 +301,7 @@ def _ask(command: cli.Ask) -> int:
 
 def _can_be_used(image_shape: tuple[int, int, int], command: cli.Training) -> None:
     """Refuse what cannot be written or read, before a classifier is trained."""
-    from recollect.composition import read_picture
+    from recollect.classifier import read_picture
 
     if command.save and command.save.exists():
         raise RecollectError(f"{command.save} already exists: give another name (--save)")
@@ -336,7 +336,7 @@ def _answers(classifier, pictures: Sequence[Path]) -> None:
 
 @run.register
 def _classify(command: cli.Classify) -> int:
-    from recollect.composition import Classifier
+    from recollect.classifier import Classifier
 
     if not command.pictures:
         raise RecollectError("no pictures named: recollect classify CLASSIFIER picture.png ...")

@@ -26,13 +26,13 @@ from recollect.data.preprocess import Preprocess
 from recollect.devices import device_name, find_device
 from recollect.errors import RecollectError
 from recollect.fast.engine import Start
-from recollect.fast.train import train
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
 from recollect.nets import Constructor, Network, Params, constructor, threads_for
 from recollect.runs import Run
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 ENCODER = "convnet"  # makes query vectors of pictures
@@ -424,11 +424,9 @@ class Distiller:
     def teach(self, state: State) -> None:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, device = self.config, self.config.device
-        flat, compute = fast.passes(Network(ENCODER, self.shape, config.query_size), device, config.compute, half=False)
+        network, seed = Network(ENCODER, self.shape, config.query_size), network_seed(config.seed, Purpose.TEACH)
         part = self.preprocess.on(device, self.pixels), self.labels
-        (params,) = train(
-            flat, [part], encoder_recipe(config), [network_seed(config.seed, Purpose.TEACH)], device, compute
-        )
+        (params,) = train(network, [part], encoder_recipe(config), [seed], device, config.compute)
         with torch.no_grad():
             for name, p in params.items():
                 state.encoder[name].copy_(p)
