@@ -95,7 +95,7 @@ def _groups(flat: Flat, parts: list[Part], batch: int, device: str) -> list[list
     """Numbers of the networks that are trained side by side: those of one size, as far as their passes fit."""
     if device.startswith("cuda") or not flat.stacks:
         return [[number] for number in range(len(parts))]
-    batch = min(batch, max(len(labels) for _, labels in parts))
+    batch = min(batch, max([1, *(len(labels) for _, labels in parts)]))
     most = max(1, MOST_BYTES // flat.held(batch, adjoint=False))
     alike: dict[torch.Size, list[int]] = {}
     for number, (images, _) in enumerate(parts):
@@ -137,7 +137,7 @@ class _Plan:
             self.step = {size: captured(lambda size=size: self._step(size), at) for size in {batch, self.last}}
 
     def steps(self, parts: list[Part], seeds: list[int]) -> Iterator[int]:
-        """Does and counts them; what comes next is drawn while the device still works on what it has."""
+        """Do them one at a time, and count; what comes next is drawn while the device still works on what it has."""
         drawn = [batches(self.count, self.recipe, seeded(seed, Purpose.STEPS)) for seed in seeds]
         coming, done = zip(*drawn, strict=True), 0
         steps = list(islice(coming, self.most))
