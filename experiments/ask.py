@@ -1,6 +1,6 @@
 """Recall with pictures: the paper's few-shot table on CIFAR-100, beside its two baselines.
 
-    python experiments/ask.py cifar100 --root DATA --out experiments/ask-cifar100.json --runs runs/ask
+    python experiments/ask.py cifar100 --root DATA --out results/ask-cifar100.json --runs runs/ask
 
 A memory of 64 bases and 16 addressing matrices is distilled from the training images, to be asked with labels; for 1 and for 5
 shots another goes on from it, to be asked with pictures, together with its encoder. Then each of the disjoint 5-way tasks is
@@ -22,21 +22,20 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, write
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import recollect
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe
-from recollect.files import write_json
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import Purpose, network_seed, seeded
@@ -47,7 +46,7 @@ MEMORY = {
 }  # fmt: skip
 CLASSES = 20  # of an outer step
 ASKED = {
-    "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+    "query": "images", "query_form": "probabilities", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
@@ -91,8 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
     with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
         made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
         memories |= dict(zip(runs, made, strict=True))
-    kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
-    recipe = encoder_recipe(replace(recollect.DistillConfig(), **asked))
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
+    recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
@@ -114,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
             "made": memory.header.made if memory else None,
             "environment": environment(),
         }
-        write_json(given.out, found)
+        write(given.out, found)
         print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
 
 
@@ -133,7 +132,7 @@ def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) 
         if line["step"] % 100 == 0:
             print(folder.name, line, flush=True)
 
-    config = replace(recollect.DistillConfig(), **settings)
+    config = changed(recollect.DistillConfig(), **settings)
     with torch.cuda.stream(torch.cuda.Stream() if settings["device"] != "cpu" else None):
         return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
 

@@ -31,7 +31,7 @@ def _distill(command: cli.Distill) -> int:
 
     data = _spec(command.images)
     images = load(**_how(data))
-    folder = command.out or Path("runs") / f"{images.name}-{command.config.images_per_class}"
+    folder = command.out or Path("runs") / f"{images.name}-{command.config.budget.images_per_class}"
     return _run(images, command.config, folder, data, command.quiet, tensorboard=command.tensorboard)
 
 
@@ -42,7 +42,7 @@ def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume
     done = len(Run(folder).metrics()) if resume else 0
     with (
         _tensorboard(folder, tensorboard) as write,
-        terminal.steps(images.name, config.outer_steps, quiet, done) as show,
+        terminal.steps(images.name, config.budget.outer_steps, quiet, done) as show,
     ):
 
         def progress(line: dict[str, Any]) -> None:
@@ -118,9 +118,9 @@ def _resume(command: cli.Resume) -> int:
     if "name" not in data:
         raise RecollectError(f"{command.run} was made in Python, with images of its own: resume it there (resume=True)")
     config = from_json(DistillConfig, settings["distill"], command.run)
-    if config.network.startswith("custom "):
+    if config.inner.network.startswith("custom "):
         raise RecollectError(
-            f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
+            f"{command.run} has a network given in Python ({config.inner.network}): resume it there (resume=True)"
         )
     images = load(**_how(data, root=command.root))
     if is_selection:
@@ -221,7 +221,7 @@ def _select_values(images, config, folder: Path, data, quiet: bool, field, value
     from recollect.selection import select
     from recollect.show import figures
 
-    with terminal.steps(images.name, config.outer_steps, quiet) as show:
+    with terminal.steps(images.name, config.budget.outer_steps, quiet) as show:
         try:
             chosen = {"field": field, "values": values, "networks": networks}
             selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
@@ -417,14 +417,13 @@ def _info(command: cli.Info) -> int:
     config = made.pop("config", {})
     if isinstance(made.get("start"), dict):
         made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
-    asked = ("group of pictures" if header.query.get("form") == "chances" else "picture") if header.query else "class"
     rows = [
         ("dataset", header.dataset),
         ("classes", _class_names(header.class_names)),
         ("image", "x".join(map(str, header.image_shape))),
         ("bases", f"{list(bases.shape)} {bases.dtype}"),
         ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
-        ("recalls", f"{addressing.shape[0]} images a {asked}"),
+        ("recalls", f"{addressing.shape[0]} images a {header.asked.unit}"),
         *(
             [("asked with", f"{_listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
             if header.query
@@ -510,9 +509,9 @@ def _resume_continual(command: cli.Resume) -> int:
 
 def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, Any], folder: Path, quiet: bool) -> int:
     check_learners(how["learners"])
-    if stream in STREAMS and config.kind != STREAMS[stream].kind:
+    if stream in STREAMS and config.stream.kind != STREAMS[stream].stream.kind:
         raise RecollectError(
-            f"kind is {config.kind}, but {stream} is a stream of {STREAMS[stream].kind}: name another stream"
+            f"kind is {config.stream.kind}, but {stream} is a stream of {STREAMS[stream].stream.kind}: name another stream"
         )
     from recollect.continual.run import run as run_stream
     from recollect.data import load
@@ -526,8 +525,8 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
         print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
         return 130
     show.finish(results, stream, folder)
-    terminal.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
-    terminal.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
+    terminal.say(f"{stream} of {images.name}: accuracy on the {config.stream.on} images, mean ± deviation over n seeds")
+    terminal.say(show.table(results, stream, "mask" if config.stream.kind == "split" else "no"))
     terminal.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
     terminal.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
     return 0

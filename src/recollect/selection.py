@@ -1,11 +1,11 @@
 """Choosing a setting on the validation split: one distillation for each value, judged by images that none of them saw."""
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from recollect.config import DistillConfig, to_json
+from recollect.config import DistillConfig, changed, to_json
 from recollect.data.images import Images
 from recollect.distillation import Progress, distill, resolve
 from recollect.errors import RecollectError, unknown
@@ -58,7 +58,7 @@ def select(
     results: list[dict[str, Any]] = _results(folder, settings) if resume else _begin(folder, settings)
     for value in values[len(results) :]:
         below = folder / f"{field}={str(value).replace('/', '_')}"
-        chosen = replace(config, **{field: value})
+        chosen = changed(config, **{field: value})
         memory = _distilled(images, chosen, below, network, data, progress)
         found = evaluate(memory, images, networks=networks, on="validation", network=network, name=f"{field} {value}")
         results.append(found.to_json())
@@ -71,12 +71,12 @@ def _checked(config: DistillConfig, field: str, values: list[Any], images: Image
     known = [f.name for f in fields(DistillConfig)]
     if field not in known:
         raise unknown("setting", field, known)
-    if config.use_validation or field == "use_validation":
+    if config.run.use_validation or field == "use_validation":
         raise RecollectError("use_validation leaves nothing to select on: turn it off")
     if not values:
         raise RecollectError(f"no values of {field} to choose from: give at least two (--values)")
     for value in values:  # all of them before the first hour is spent
-        resolve(replace(config, **{field: value}), images)
+        resolve(changed(config, **{field: value}), images)
     return values
 
 

@@ -130,10 +130,10 @@ def run(
     setting = Setting(images, config, Path(out), find_device(device))
     fast.check(config.compute, setting.device)
     stream = Stream(images, config)
-    Buffer(config.buffer, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
-    Network(config.network, stream.shape, stream.classes)
+    Buffer(config.buffer.images, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
+    Network(config.inner.network, stream.shape, stream.classes)
     if {*OURS} & {*learners}:
-        account(stream, config, 0)
+        account(stream, config, stream.tasks)
     settings = {"stream": name, "data": data or {}, "config": to_json(config), "images": fingerprint(images)}
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     _begin(setting, settings, how)
@@ -232,7 +232,7 @@ def _do(job: Job, setting: Setting, progress: Progress) -> None:
         "learner": job.kind,
         "seed": job.seed,
         "told_the_task": is_told(job.kind, setting.config),
-        "on": setting.config.on,
+        "on": setting.config.stream.on,
     }
     values = {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
     if job.kind == "compress":
