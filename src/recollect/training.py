@@ -190,13 +190,16 @@ class _Plan:
         return seen.unflatten(0, rows.shape), self.labels.flatten().index_select(0, rows.flatten()).view(rows.shape)
 
     def _step(self, size: int) -> None:
+        """Side by side the products are rounded by themselves, alone together with the sums: as 0.1 did, to the bit."""
         seen, labels = self._batch(self.at, size)
+        lr, momentum = self.recipe.lr, self.recipe.momentum
         if len(self.theta) > 1:
-            gradient = cast(Stacking, self.flat).gradients(self.theta, seen, labels)
+            self.velocity.mul_(momentum).add_(cast(Stacking, self.flat).gradients(self.theta, seen, labels))
+            self.theta.sub_(lr * self.velocity)
         else:
-            gradient = self.flat.gradient(self.theta[0], seen[0], labels[0])
-        self.velocity.mul_(self.recipe.momentum).add_(gradient)
-        self.theta.sub_(self.recipe.lr * self.velocity)
+            gradient = self.flat.gradient(self.theta[0], seen[0], labels[0])[None]
+            torch.add(gradient, self.velocity, alpha=momentum, out=self.velocity)
+            self.theta.add_(self.velocity, alpha=-lr)
         self.at.add_(size)
 
 
