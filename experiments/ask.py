@@ -35,10 +35,11 @@ from recollect.composition import ask
 from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
-from recollect.evaluation import memory_recipe, train
+from recollect.evaluation import memory_recipe
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 MEMORY = {
     "bases": 64, "matrices": 16, "augment": "flip", "real_per_class": 20, "inner_lr": 0.03, "inner_steps": 40, "window": 30,

@@ -28,11 +28,12 @@ from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, Recolle
 from recollect.config import changed, from_json, preset
 from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
-from recollect.evaluation import accuracy, memory_recipe, protocol, train
+from recollect.evaluation import memory_recipe, protocol
 from recollect.files import read_json
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import accuracy, train
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
@@ -229,12 +230,7 @@ def measure(
     network = Network(recipe.network, images.shape, len(drawn[0]))
     parts = [source(drawn[number], number) for number in numbers]
     seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
-    alike = len({len(labels) for _, labels in parts}) == 1
-    if alike or device != "cpu":
-        trained = train(network, parts, recipe, seeds, device)
-    else:
-        trained = [train(network, [part], recipe, [each])[0] for part, each in zip(parts, seeds, strict=True)]
-    for number, params in zip(numbers, trained, strict=True):
+    for number, params in zip(numbers, train(network, parts, recipe, seeds, device), strict=True):
         row["values"].append(round(100 * accuracy(network, params, *judged.all(drawn[number])), 3))
     row["minutes"] += (time.perf_counter() - began) / 60
     row["n"] = len(row["values"])

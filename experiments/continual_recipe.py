@@ -29,11 +29,11 @@ from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.devices import find_device
-from recollect.evaluation import train
 from recollect.files import read_json
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed
+from recollect.training import train
 
 LENGTHS = (1, 2, 4, 8)  # of the training at test, in unrolls
 

@@ -12,8 +12,9 @@ from test_distillation import CONFIG, toy
 from test_queries import ASKED
 
 from recollect import Memory, Preprocess, Recipe, RecollectError, distill, queries
+from recollect.classifier import Classifier
 from recollect.cli import main
-from recollect.composition import Classifier, ask, folders
+from recollect.composition import ask, folders
 from recollect.config import changed
 from recollect.files import read_json, write_json
 

@@ -85,14 +85,14 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         chosen = labels.view(2, -1)[:, 0]
         assert set(query[1].tolist()) == set(chosen.tolist())
         images_ = recall(state.bases, state.addressing, nn.functional.one_hot(chosen, 3).double(), (4, 4))
-        theta, speed = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
+        theta, velocity = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
         for rows in batches:
             gradient = torch.autograd.grad(
                 loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True
             )
             for name, g in zip(list(theta), gradient, strict=True):
-                speed[name] = options["momentum"] * speed[name] + g
-                theta[name] = theta[name] - options["lr"] * speed[name]
+                velocity[name] = options["momentum"] * velocity[name] + g
+                theta[name] = theta[name] - options["lr"] * velocity[name]
         total = total + loss(theta, *query) / 2
     assert len(seen) == 2
     expected = torch.autograd.grad(total, [state.bases, state.addressing])

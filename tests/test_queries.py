@@ -17,10 +17,10 @@ from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
 from recollect.distillation import Distiller
-from recollect.evaluation import train
 from recollect.header import read_header
 from recollect.memory import recall
 from recollect.nets import Network
+from recollect.training import train
 
 ASKED = changed(
     CONFIG,
@@ -77,12 +77,12 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
         queries, each = torch.stack([logits[:2].mean(0), logits[2:].mean(0)]).softmax(1), 3
     recalled = recall(state.bases, state.addressing, queries, (4, 4))
     labels = torch.tensor([0] * each + [1] * each)
-    theta, speed = {n: p.requires_grad_() for n, p in start.params.items()}, {n: 0 for n in start.params}
+    theta, velocity = {n: p.requires_grad_() for n, p in start.params.items()}, {n: 0 for n in start.params}
     for rows in start.batches:
         loss = network.loss(theta, recalled[rows], labels[rows])
         for name, g in zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True):
-            speed[name] = config.inner.momentum * speed[name] + g
-        theta = {name: p - config.inner.lr * speed[name] for name, p in theta.items()}
+            velocity[name] = config.inner.momentum * velocity[name] + g
+        theta = {name: p - config.inner.lr * velocity[name] for name, p in theta.items()}
     total = network.loss(theta, real, drawn.truth)
     expected = torch.autograd.grad(total, [state.bases, state.addressing, *state.encoder.values()])
     assert abs(value - total.item()) < 1e-12

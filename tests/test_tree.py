@@ -26,8 +26,8 @@ config: every setting, with its help text
 data: images from anywhere, preprocessed and augmented
 nets: networks and their first weights
 queries: what a memory is asked with
-header: what a memory's file says of itself
 tensorfile: one file of tensors and a header
+header: what a memory's file says of itself
 memory: Budget and Memory: recall
 starts: how bases and addressing begin
 unroll: the inner loop and its adjoint

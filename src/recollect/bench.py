@@ -58,15 +58,15 @@ def full_graph(
     lr: float,
     momentum: float,
 ) -> MetaGradient:
-    """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the rival here."""
+    """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the baseline here."""
     images = images.detach().requires_grad_()
     params = {name: p.detach().requires_grad_() for name, p in params.items()}
-    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
         value = loss(params, images[rows], labels[rows])
         for name, g in zip(params, torch.autograd.grad(value, list(params.values()), create_graph=True), strict=True):
-            speed[name] = momentum * speed[name] + g
-        params = {name: p - lr * speed[name] for name, p in params.items()}
+            velocity[name] = momentum * velocity[name] + g
+        params = {name: p - lr * velocity[name] for name, p in params.items()}
     value = loss(params, *query)
     (by_images,) = torch.autograd.grad(value, images)
     return MetaGradient(value.detach(), by_images, {name: p.detach() for name, p in params.items()})

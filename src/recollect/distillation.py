@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import recollect
-from recollect import fast, outer, queries, starts
+from recollect import outer, queries, starts
 from recollect.config import DistillConfig, Recipe, changed, to_json
 from recollect.data import augment
 from recollect.data.images import Images
@@ -24,7 +24,6 @@ from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, budget, query_of, resolve, start_memory, training_split
 from recollect.devices import device_name
 from recollect.errors import RecollectError
-from recollect.fast.train import train
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
@@ -35,6 +34,7 @@ from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Pictures
 from recollect.runs import Run
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 Progress = Callable[[dict[str, Any]], None]
 MakesObjective = Callable[..., Objective]
@@ -236,12 +236,9 @@ class Distiller:
         """The encoder learns to name the classes: its query vectors are then evidence for each."""
         config, query = self.config, self.query
         assert isinstance(query, Pictures)
-        network = Network(query.encoder, self.shape, query.size)
-        flat, compute = fast.passes(network, self.device, config.run.compute, half=False)
+        network, seed = Network(query.encoder, self.shape, query.size), network_seed(config.run.seed, Purpose.TEACH)
         part = self.preprocess.on(self.device, self.pixels), self.labels
-        recipe = encoder_recipe(config)
-        seeds = [network_seed(config.run.seed, Purpose.TEACH)]
-        (params,) = train(flat, [part], recipe, seeds, self.device, compute)
+        (params,) = train(network, [part], encoder_recipe(config), [seed], self.device, config.run.compute)
         with torch.no_grad():
             for name, p in params.items():
                 state.encoder[name].copy_(p)

@@ -8,17 +8,16 @@ asked with pictures;
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from recollect.errors import RecollectError
 from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
+from recollect.tensorfile import Kind, TensorInfo
 
-FORMAT = 1
+MEMORY = Kind("memory", "recollect", "recollect's", 1, "fetch or distil it again")
+_damaged = MEMORY.damaged
 MAX_SIDE, MAX_NUMBERS = 65536, 2**26  # of an image: a header that asks for more is damaged
 
 
@@ -54,7 +53,7 @@ class Header:
     """measured: network, mean, deviation, n, on what, by which protocol"""
     checksum: str = ""
     """SHA-256 of the tensors' bytes, bases first"""
-    format: int = FORMAT
+    format: int = MEMORY.format
 
     @property
     def base_shape(self) -> tuple[int, int, int]:
@@ -77,19 +76,7 @@ class Header:
 
 def parse(text: str, where: object) -> Header:
     """The header in `text`, every field of the right type and size."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _damaged(where, "its header is not JSON") from None
-    if not isinstance(raw, dict):
-        raise _damaged(where, "its header is not a JSON object")
-    version = raw.get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise RecollectError(
-            f"{where} has memory format {version}, and this recollect reads up to {FORMAT}: update it (pip install -U recollect)"
-        )
-    if type(version) is not int or version != FORMAT:
-        raise _damaged(where, f"its format is {version!r}, not {FORMAT}")
+    raw = MEMORY.parse(text, where)
     known = {f.name for f in fields(Header)}
     try:
         header = Header(**{name: value for name, value in raw.items() if name in known})
@@ -131,36 +118,10 @@ def _list_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def _damaged(where: object, why: str) -> RecollectError:
-    return RecollectError(f"{where} is damaged or not a memory of recollect ({why}): fetch or distil it again")
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Shape and type of a tensor in a file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """as safetensors writes it: F32, F16, BF16, U8"""
-
-
 def read_header(path: "Path | str") -> tuple[Header, dict[str, TensorInfo]]:
     """Header and tensor shapes of a memory file, checked against each other. Loads neither tensors nor torch."""
-    path = Path(path)
-    if not os.path.isfile(path):  # false, where Path.is_file raises, for a name that is too long
-        raise RecollectError(
-            f"memory file {path} does not exist: give the path of a .safetensors file that recollect wrote"
-        )
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            tensors = {name: TensorInfo(tuple(s.get_shape()), str(s.get_dtype())) for name, s in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, f"not a whole .safetensors file: {error}") from None
-    if "recollect" not in metadata:
-        raise _damaged(path, "a .safetensors file without recollect's header")
-    header = parse(metadata["recollect"], path)
+    text, tensors = MEMORY.read(path := Path(path))
+    header = parse(text, path)
     check_tensors(header, tensors, path)
     return header, tensors
 

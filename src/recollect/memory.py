@@ -10,15 +10,14 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
-from recollect.files import sha256, write_atomically
-from recollect.header import Header, TensorInfo, check_tensors, parse, read_header, smaller
+from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
 from recollect.queries import Labels, Pictures, Vectors
+from recollect.tensorfile import TensorInfo, checksum, plain
 
 if TYPE_CHECKING:
     from recollect.data.images import Images
@@ -355,20 +354,17 @@ class Memory:
             preprocess = self.preprocess()
             if preprocess.to_json()["zca"] == zca:  # one that was fitted again is not the file that the header names
                 preprocess.save_sidecar(path.parent)
-        tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
-        tensors |= {f"{ENCODER}{name}": p.cpu().contiguous() for name, p in self.encoder.items()}
+        encoder = {f"{ENCODER}{name}": p for name, p in self.encoder.items()}
+        tensors = plain({"bases": self.bases, "addressing": self.addressing} | encoder)
         header = replace(self.header, checksum=_checksum(tensors))
-        write_atomically(path, safetensors.torch.save(tensors, {"recollect": header.to_json()}))
+        MEMORY.write(path, header.to_json(), tensors)
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
         """Read a memory file. A damaged or foreign file gets a RecollectError; nothing in it is ever executed."""
         path = Path(path)
         header, _ = read_header(path)
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise RecollectError(f"{path} cannot be read: {error}") from None
+        tensors = MEMORY.tensors(path)
         if header.checksum != _checksum(tensors):
             raise RecollectError(f"{path} is damaged: its tensors do not match its checksum; fetch or distil it again")
         ours = [name for name in tensors if name in ("bases", "addressing") or name.startswith(ENCODER)]
@@ -402,4 +398,4 @@ def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
     names = ["bases", "addressing", *sorted(name for name in tensors if name.startswith(ENCODER))]
-    return sha256(*(tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in names))
+    return checksum(tensors[name] for name in names)

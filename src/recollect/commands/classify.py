@@ -19,7 +19,7 @@ class Classify:
     """files; they are resized, and made grey or RGB"""
 
     def perform(self) -> int:
-        from recollect.composition import Classifier
+        from recollect.classifier import Classifier
 
         if not self.pictures:
             raise RecollectError("no pictures named: recollect classify CLASSIFIER picture.png ...")

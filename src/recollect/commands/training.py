@@ -42,7 +42,7 @@ class Training:
 
 def check_use(image_shape: tuple[int, int, int], command: Training) -> None:
     """Refuse what cannot be written or read, before a classifier is trained."""
-    from recollect.composition import read_picture
+    from recollect.classifier import read_picture
 
     if command.save and command.save.exists():
         raise RecollectError(f"{command.save} already exists: give another name (--save)")

@@ -19,10 +19,10 @@ from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.metrics import Matrix, square
 from recollect.continual.streams import Batch, Stream
 from recollect.errors import RecollectError, unknown
-from recollect.evaluation import train
 from recollect.memory import Memory
 from recollect.nets import Network, Params
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 MOST_JUDGED = 4096  # images in one pass
 PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task

@@ -168,7 +168,7 @@ def _stack(
     stack = np.empty((len(names), 0, 0, 0), np.uint8)
     for i, name in enumerate(names):
         with parsing(f"{name}: not a picture, or a damaged one", "replace it or move it out of the dataset"):
-            pixels = _pixels(name, picture(i), size, mode)
+            pixels = pixels_of(name, picture(i), size, mode)
         if i == 0:
             stack = np.empty((len(names), *pixels.shape), np.uint8)
         (first_c, first_h, first_w), (c, h, w) = stack[0].shape, pixels.shape
@@ -182,7 +182,7 @@ def _stack(
     return stack
 
 
-def _pixels(name: str, picture: "Image | None", size: int | None, mode: str | None) -> np.ndarray:
+def pixels_of(name: str, picture: "Image | None", size: int | None, mode: str | None) -> np.ndarray:
     """uint8 [1 or 3, H, W] of one picture: grey stays grey (16 bits lose the lower 8), all else becomes RGB."""
     from PIL import Image
 

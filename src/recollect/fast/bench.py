@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from recollect import unroll
 from recollect.config import Recipe
+from recollect.fast import Compute
 from recollect.fast.compiled import compiled
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import Engine, precision
 from recollect.fast.flat import Flat, General
-from recollect.fast.train import train
 from recollect.memory import recall
 from recollect.nets import Network, Params
 from recollect.show import terminal
+from recollect.training import train
 from recollect.unroll import MetaGradient
 
 SHAPE, CLASSES, PER_CLASS = (3, 32, 32), 10, 115  # a recall of CIFAR-10 at 1 image per class
@@ -80,12 +81,12 @@ def published_loop(params: Params, images: Tensor, labels: Tensor, batches: Tens
         return nn.functional.cross_entropy(torch.func.functional_call(network, weights, (x,)), y)
 
     kept, theta = [], {name: p.detach().requires_grad_() for name, p in params.items()}
-    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
         kept.append({name: p.detach().cpu() for name, p in theta.items()})
         gradient = torch.autograd.grad(loss(theta, images[rows], labels[rows]), list(theta.values()))
-        speed = {name: momentum * speed[name] + g for name, g in zip(names, gradient, strict=True)}
-        theta = {name: (p - lr * speed[name]).detach().requires_grad_() for name, p in theta.items()}
+        velocity = {name: momentum * velocity[name] + g for name, g in zip(names, gradient, strict=True)}
+        theta = {name: (p - lr * velocity[name]).detach().requires_grad_() for name, p in theta.items()}
     value = loss(theta, *query)
     slope = dict(zip(names, torch.autograd.grad(value, list(theta.values())), strict=True))
     mu, by_images = {name: torch.zeros_like(p) for name, p in slope.items()}, torch.zeros_like(images)
@@ -173,14 +174,14 @@ def _ways(setting: Setting, network: Network, passes: dict[str, unroll.Passes]) 
     return ways
 
 
-def evaluation_seconds(mode: str, networks: int = 20) -> float:
+def evaluation_seconds(mode: Compute, networks: int = 20) -> float:
     """The paper's protocol on a recall of CIFAR-10 at 1 image per class, once its kernels are compiled."""
     _, images, labels, _, _ = problem(Setting("", 1, 1))
-    flat = ConvNet(Network("convnet", SHAPE, CLASSES), mode)
-    train(flat, [(images, labels)], Recipe(epochs=2), [0], "cuda", mode)
+    network, part = Network("convnet", SHAPE, CLASSES), (images, labels)
+    train(network, [part], Recipe(epochs=2), [0], "cuda", mode)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    train(flat, [(images, labels)] * networks, Recipe(), list(range(networks)), "cuda", mode)
+    train(network, [part] * networks, Recipe(), list(range(networks)), "cuda", mode)
     torch.cuda.synchronize()
     return time.perf_counter() - began
 

@@ -23,7 +23,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from recollect.composition import Classifier, read_picture
+from recollect.classifier import Classifier, read_picture
 from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.show import terminal
@@ -265,7 +265,7 @@ async def _events(job: Job) -> AsyncIterator[str]:
         seen = (news["state"], news["epoch"])
         if seen != last:
             yield f"data: {json.dumps(news)}\n\n"
-            known, last, told = news["epoch"], seen, time.monotonic()
+            known, last, told = known + len(news["losses"]), seen, time.monotonic()
         elif time.monotonic() - told > QUIET:
             yield ": still here\n\n"
             told = time.monotonic()

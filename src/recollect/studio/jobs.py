@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 import torch
 
-from recollect.composition import Cancelled, Classifier, Composition
+from recollect.classifier import Classifier
+from recollect.composition import Composition
 from recollect.config import Recipe
 from recollect.data.images import Split
 from recollect.errors import RecollectError
 from recollect.studio.shelf import Choice, Missing, Shelf
+from recollect.training import Cancelled
 
 MOST_WAITING = 8  # trainings in the queue
 MOST_PER_CLIENT = 2  # of them, and of the one that runs
@@ -70,8 +72,8 @@ class Job:
     state: State = "waiting"
     epochs: int = 0
     """how many there will be"""
-    losses: list[float] = field(default_factory=list)
-    """one for each epoch that is done"""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(epoch, loss), of some 100 epochs"""
     error: str = ""
     class_names: tuple[str, ...] = ()
     images: int = 0
@@ -91,14 +93,14 @@ class Job:
 
     def to_json(self, known: int = 0) -> dict[str, Any]:
         """For the page; of the losses only those after the first `known`."""
-        state, losses = self.state, self.losses[known:]  # the worker may go on meanwhile: the state comes first
+        state, losses = self.state, list(self.losses)  # the worker may go on meanwhile: the state comes first
         return {
             "id": self.id,
             "state": state,
-            "epoch": known + len(losses),
+            "epoch": losses[-1][0] if losses else 0,
             "epochs": self.epochs,
             "losses_from": known,
-            "losses": losses,
+            "losses": losses[known:],
             "error": self.error,
             "class_names": list(self.class_names),
             "images": self.images,
@@ -222,7 +224,7 @@ class Jobs:
         self._move(job, "training")
 
         def progress(line: dict[str, Any]) -> None:
-            job.losses.append(line["loss"])
+            job.losses.append((line["epoch"], line["loss"]))
             job.seconds = time.monotonic() - began
 
         def cancelled() -> bool:
