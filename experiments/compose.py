@@ -14,9 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
 from recollect.evaluation import accuracy, memory_recipe, protocol, train
 from recollect.files import read_json, write_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed, seeded
@@ -149,15 +148,18 @@ def distil_all(
 ) -> list[Memory]:
     """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time."""
 
-    def one(number: int) -> Memory:
+    def one(number: int, tell: Tell) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
         decided = replace(resolve(config, of_task), seed=config.seed + number)
         if not path.exists():
-            began = time.perf_counter()
-            progress = partial(show, f"task {number + 1} of {len(tasks)}")
-            with torch.cuda.stream(torch.cuda.Stream() if decided.device != "cpu" else None):
-                memory = distill(of_task, decided, preprocess=preprocess, progress=progress)
+            began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
+            memory = distill(
+                of_task,
+                decided,
+                preprocess=preprocess,
+                progress=lambda line: tell((what, line), 1 / decided.outer_steps),
+            )
             minutes = (time.perf_counter() - began) / 60
             told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
             folder.mkdir(parents=True, exist_ok=True)
@@ -170,11 +172,12 @@ def distil_all(
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
-    with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
-        return list(pool.map(one, numbers))
+    executor = EXECUTORS["inline" if config.device == "cpu" else "threads"](together)
+    return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], show)
 
 
-def show(name: str, line: dict[str, Any]) -> None:
+def show(what: tuple[str, dict[str, Any]], _: float) -> None:
+    name, line = what
     if line["step"] % 100 == 0:
         print(name, line, flush=True)
 

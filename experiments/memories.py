@@ -12,7 +12,6 @@ again, and one that was stopped goes on.
 import argparse
 import json
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 
 import recollect
 from recollect.files import write_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.runs import Run, environment
 
 ALL = {"bases": 16}
@@ -49,16 +49,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="outer steps of every leg, to try the script out")
     arguments = parser.parse_args()
 
-    def work(name: str) -> None:
+    def work(name: str, tell: Tell) -> None:
         images = recollect.load(name, root=arguments.root)
-        with torch.cuda.stream(torch.cuda.Stream() if torch.cuda.is_available() else None):
-            remember(images, arguments.runs, arguments.out / f"{name}-1.safetensors", arguments.steps)
+        remember(images, arguments.runs, arguments.out / f"{name}-1.safetensors", arguments.steps, tell)
 
-    with ThreadPoolExecutor(len(arguments.only) if torch.cuda.is_available() else 1) as pool:
-        list(pool.map(work, arguments.only))
+    executor = EXECUTORS["threads" if torch.cuda.is_available() else "inline"](len(arguments.only))
+    executor.run([Job(name, work, (name,)) for name in arguments.only], lambda what, _: print(what, flush=True))
 
 
-def remember(images: recollect.Images, runs: Path, path: Path, steps: int | None) -> None:
+def remember(images: recollect.Images, runs: Path, path: Path, steps: int | None, tell: Tell) -> None:
     """Run the legs that are missing from the memory at `path`, then test it."""
     beside = path.with_suffix(".json")
     written: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"legs": []}
@@ -70,9 +69,9 @@ def remember(images: recollect.Images, runs: Path, path: Path, steps: int | None
 
         def show(line: dict[str, Any], number: int = number, every: int = config.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
-                print(images.name, "leg", number, line, flush=True)
+                tell(f"{images.name} leg {number} {line}", 0.0)
 
-        memory = recollect.distill(images, config, run=run.folder, resume=run.config_path.exists(), progress=show)
+        memory = recollect.distill(images, config, run=run.folder, resume=run.is_begun, progress=show)
         written = {"legs": [*written["legs"], followed(run, images)], "environment": environment()}
         path.parent.mkdir(parents=True, exist_ok=True)
         memory.save(path)
@@ -97,7 +96,7 @@ def followed(run: Run, images: recollect.Images) -> dict[str, Any]:
         print(run.folder.name, curve[-1], flush=True)
     losses = [[line["step"], line["loss"]] for line in lines[:: max(1, len(lines) // 200)]]
     minutes = sum(line["seconds"] for line in lines) / 60
-    return {"config": run.config["distill"], "minutes": minutes, "curve": curve, "losses": losses}
+    return {"config": run.settings["distill"], "minutes": minutes, "curve": curve, "losses": losses}
 
 
 def _step(path: Path) -> int:

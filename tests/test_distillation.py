@@ -21,7 +21,7 @@ from recollect.data.preprocess import Preprocess
 from recollect.distillation import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
 from recollect.memory import recall
 from recollect.nets import Network
-from recollect.runs import Run
+from recollect.runs import Run, load_checkpoint
 
 module = sys.modules["recollect.distillation"]
 
@@ -152,7 +152,7 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
 
     with pytest.raises(module.Stopped, match="step 3"):
         distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
-    assert Run(tmp_path / "parts").load_checkpoint()["state"]["step"] == 3
+    assert load_checkpoint(Run(tmp_path / "parts").checkpoint_path)["state"]["step"] == 3
     assert (tmp_path / "parts" / "memory.safetensors").exists()
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]

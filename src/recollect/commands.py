@@ -12,9 +12,9 @@ from typing import Any
 
 from recollect import cli
 from recollect.config import DistillConfig, Recipe, from_json, to_json
-from recollect.continual.config import CONTINUAL, DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
+from recollect.continual.config import DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
-from recollect.files import read_json, write_json
+from recollect.files import write_json
 from recollect.header import read_header
 from recollect.show import terminal
 
@@ -106,37 +106,38 @@ def _tensorboard(folder: Path, wanted: bool):
 
 @run.register
 def _resume(command: cli.Resume) -> int:
-    from recollect.data import load
     from recollect.runs import Run
-    from recollect.selection import FILE
 
-    if (command.run / CONTINUAL).exists():
-        return _resume_continual(command)
-    is_selection = (command.run / FILE).exists()
-    settings = _selection(command.run / FILE) if is_selection else Run.open(command.run).config
-    data = settings["data"]
-    if "name" not in data:
-        raise RecollectError(f"{command.run} was made in Python, with images of its own: resume it there (resume=True)")
+    begun = Run.open(command.run)
+    settings = begun.settings
+    if "name" not in settings["data"]:
+        raise RecollectError(f"{command.run} was made in Python, with images of its own: go on with it there")
+    go_on = {"distill": _resume_distill, "select": _resume_select, "continual": _resume_continual}
+    return go_on[begun.kind](command, settings)
+
+
+def _resume_distill(command: cli.Resume, settings: dict[str, Any]) -> int:
+    config, images = _begun(command, settings)
+    tensorboard = (command.run / "tensorboard").is_dir()
+    return _run(images, config, command.run, settings["data"], command.quiet, resume=True, tensorboard=tensorboard)
+
+
+def _resume_select(command: cli.Resume, settings: dict[str, Any]) -> int:
+    config, images = _begun(command, settings)
+    chosen = {name: settings[name] for name in ("field", "values", "networks")}
+    return _select_values(images, config, command.run, settings["data"], command.quiet, resume=True, **chosen)
+
+
+def _begun(command: cli.Resume, settings: dict[str, Any]):
+    """The config and the images of a distillation or a selection."""
+    from recollect.data import load
+
     config = from_json(DistillConfig, settings["distill"], command.run)
     if config.network.startswith("custom "):
         raise RecollectError(
             f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
         )
-    images = load(**_how(data, root=command.root))
-    if is_selection:
-        chosen = {name: settings[name] for name in ("field", "values", "networks")}
-        return _select_values(images, config, command.run, data, command.quiet, resume=True, **chosen)
-    tensorboard = (command.run / "tensorboard").is_dir()
-    return _run(images, config, command.run, data, command.quiet, resume=True, tensorboard=tensorboard)
-
-
-def _selection(path: Path) -> dict[str, Any]:
-    settings = read_json(path)
-    kinds: dict[str, type] = dict(data=dict, distill=dict, field=str, values=list, networks=int, results=list)
-    for name, kind in kinds.items():
-        if not isinstance(settings.get(name), kind):
-            raise RecollectError(f"{path} has no '{name}': restore it, or start another selection")
-    return settings
+    return config, load(**_how(settings["data"], root=command.root))
 
 
 @run.register
@@ -186,7 +187,7 @@ def _is_of_run(memory: Path) -> bool:
     from recollect.runs import Run
 
     run = Run(memory.parent)
-    return memory == run.memory_path and run.config_path.is_file()
+    return memory == run.memory_path and run.is_begun
 
 
 def _images_of(name: str, memory: Path, command: cli.Evaluate):
@@ -196,7 +197,8 @@ def _images_of(name: str, memory: Path, command: cli.Evaluate):
 
     if command.data:
         return load(command.data, root=command.root, size=command.size)
-    known = Run(memory.parent).config["data"] if Run(memory.parent).config_path.exists() else {}
+    beside = Run(memory.parent)
+    known = beside.settings["data"] if beside.is_begun else {}
     try:
         return load(**_how({"name": name, **known}, root=command.root, size=command.size))
     except RecollectError as error:
@@ -496,16 +498,10 @@ def _continual(command: cli.Continual) -> int:
     return _run_continual(command.stream, command.config, data, how, folder, command.quiet)
 
 
-def _resume_continual(command: cli.Resume) -> int:
-    settings = read_json(command.run / CONTINUAL)
-    data, config, stream, how = (settings.get(part) for part in ("data", "config", "stream", "how"))
-    if not (isinstance(data, dict) and isinstance(config, dict) and isinstance(stream, str) and isinstance(how, dict)):
-        raise RecollectError(f"{command.run / CONTINUAL} is damaged: restore it, or start another run")
-    if "name" not in data:
-        raise RecollectError(f"{command.run} was made in Python, with images of its own: go on with it there")
-    config = from_json(ContinualConfig, config, command.run / CONTINUAL)
-    data = data | {"root": str(command.root) if command.root else data.get("root")}
-    return _run_continual(stream, config, data, how, command.run, command.quiet)
+def _resume_continual(command: cli.Resume, settings: dict[str, Any]) -> int:
+    data = settings["data"] | ({"root": str(command.root)} if command.root else {})
+    config = from_json(ContinualConfig, settings["config"], command.run)
+    return _run_continual(settings["stream"], config, data, settings["how"], command.run, command.quiet)
 
 
 def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, Any], folder: Path, quiet: bool) -> int:

@@ -31,7 +31,7 @@ from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, encode, encoder_network, one_hot_addressing, recall
 from recollect.nets import Constructor, Network, Params, constructor, threads_for
-from recollect.runs import Run
+from recollect.runs import Run, check_same, load_checkpoint, save_checkpoint
 from recollect.seeds import Purpose, network_seed, seeded
 
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
@@ -48,8 +48,12 @@ class Stopped(Exception):
     """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
 
     def __init__(self, number: int, folder: Path, step: int):
-        super().__init__(f"stopped after outer step {step}: continue with recollect resume {folder}")
+        super().__init__(number, folder, step)  # what it is made of, so that it can come from another process
         self.signal = number
+
+    def __str__(self) -> str:
+        _, folder, step = self.args
+        return f"stopped after outer step {step}: continue with recollect resume {folder}"
 
 
 def resolve(config: DistillConfig, images: Images) -> DistillConfig:
@@ -583,7 +587,8 @@ def distill(
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return to_memory(state, images, config, preprocess)
-    folder = Run.open(run) if resume else Run.create(run, {"data": data or {}, "distill": to_json(config)})
+    settings = {"data": data or {}, "distill": to_json(config)}
+    folder = Run.open(run, "distill") if resume else Run.create(run, "distill", settings)
     return _distill_into(folder, resume, images, config, net, preprocess, progress, say)
 
 
@@ -624,7 +629,7 @@ def _distill_into(
 
     def save() -> None:
         frozen = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
-        folder.save_checkpoint({**frozen, "state": state.to_dict()})
+        save_checkpoint(folder.checkpoint_path, {**frozen, "state": state.to_dict()})
 
     with _signals() as caught, distiller.threads():
         trouble = _loop(distiller, state, record, save, caught)
@@ -673,16 +678,11 @@ def _loop(
 
 def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str, Any] | None:
     """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
-    settings = folder.config.get("distill", {})
-    saved = folder.load_checkpoint()
-    for written in (settings, saved["config"] if saved else settings):
-        known = to_json(DistillConfig()) | written  # which may be older than a setting
-        for name, value in to_json(config).items():
-            if known[name] != value:
-                raise RecollectError(
-                    f"{folder.folder} was begun with {name} {known[name]!r}, not {value!r}: "
-                    "resume it unchanged, or start another run with the new setting"
-                )
+    settings, defaults = {"distill": to_json(config)}, to_json(DistillConfig())
+    folder.check(settings, defaults)
+    saved = load_checkpoint(folder.checkpoint_path, "config", "data", "preprocessing", "state")
+    if saved:
+        check_same(folder.folder, saved["config"], settings, defaults)
     if saved and saved["data"] != fingerprint:
         raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")
     return saved

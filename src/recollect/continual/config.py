@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from recollect.errors import RecollectError, unknown
 
-CONTINUAL = "continual.json"  # in a run's folder: what was asked for
 LEARNERS = ("compress", "union", "gdumb", "online", "er", "agem", "ewc", "all-data")
 """In the order of the table; `union` is compress-then-recall without the task's number at test."""
 

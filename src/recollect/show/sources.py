@@ -259,7 +259,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _results_of(folder: Path) -> list[Path]:
-    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its rivals'."""
+    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its baselines'."""
     return [
         *sorted(folder.glob("*.json")),
         *sorted(folder.glob("seed-*/compress.json")),
