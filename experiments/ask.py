@@ -21,7 +21,6 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from torch.func import functional_call
 
 import recollect
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe, train
@@ -90,8 +90,8 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = [Job(name, distilled, (images, settings, given.runs / name)) for name, settings in runs.items()]
     executor = EXECUTORS["inline" if device == "cpu" else "threads"](max(1, len(jobs)))
     memories |= zip(runs, executor.run(jobs, show), strict=True)
-    kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
-    recipe = encoder_recipe(replace(recollect.DistillConfig(), **asked))
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).preprocess
+    recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
@@ -127,9 +127,12 @@ def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path, 
         memory = recollect.Memory.load(file)
         memory.preprocess(images)
         return memory
-    config, run = replace(recollect.DistillConfig(), **settings), Run(folder)
-    progress = lambda line: tell((folder.name, line), 1 / config.outer_steps)  # noqa: E731
-    return recollect.distill(images, config, run=folder, resume=run.is_begun, progress=progress)
+
+    def progress(line: dict[str, Any]) -> None:
+        tell((folder.name, line), 1.0)
+
+    config = changed(recollect.DistillConfig(), **settings)
+    return recollect.distill(images, config, run=folder, resume=Run(folder).is_begun, progress=progress)
 
 
 def show(what: tuple[str, dict[str, Any]], _: float) -> None:

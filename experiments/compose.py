@@ -23,7 +23,7 @@ from record import begun, setting
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
-from recollect.config import from_json
+from recollect.config import changed, from_json, preset
 from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
 from recollect.evaluation import accuracy, memory_recipe, protocol, train
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     images, device = load(given.data, root=given.root), find_device(given.device)
-    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(setting, given.set)))
+    config = replace(preset("fast", seed=given.seed, device=device), **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
     kind = resolve(config, images.only(tasks[0])).preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
@@ -151,15 +151,10 @@ def distil_all(
     def one(number: int, tell: Tell) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
-        decided = replace(resolve(config, of_task), seed=config.seed + number)
+        decided = replace(resolve(config, of_task), seed=config.run.seed + number)
         if not path.exists():
             began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
-            memory = distill(
-                of_task,
-                decided,
-                preprocess=preprocess,
-                progress=lambda line: tell((what, line), 1 / decided.outer_steps),
-            )
+            memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 1.0))
             minutes = (time.perf_counter() - began) / 60
             told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
             folder.mkdir(parents=True, exist_ok=True)
@@ -167,12 +162,12 @@ def distil_all(
             memory.save(path)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
-        if (replace(settings, device=decided.device), memory.class_names) != (decided, tuple(task)):
+        if (changed(settings, device=decided.run.device), memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
-    executor = EXECUTORS["inline" if config.device == "cpu" else "threads"](together)
+    executor = EXECUTORS["inline" if config.run.device == "cpu" else "threads"](together)
     return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], show)
 
 

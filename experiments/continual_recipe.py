@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 import recollect
-from recollect.config import Recipe
+from recollect.config import Recipe, changed
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
@@ -261,10 +261,12 @@ def measure(
         compressor.observe(batches)
     seconds, wall = time.process_time() - began, time.perf_counter() - on_the_wall
     parts = [memory.recall() for memory in compressor.memories()]
-    lengths = [config.test_steps] if config.test_steps else [config.inner_steps * times for times in LENGTHS]
+    lengths = (
+        [config.buffer.test_steps] if config.buffer.test_steps else [config.inner.steps * times for times in LENGTHS]
+    )
     found = {}
     for steps in lengths:
-        recipe = recall_recipe(replace(config, test_steps=steps), len(parts[0][1]), compressor.classes)
+        recipe = recall_recipe(changed(config, test_steps=steps), len(parts[0][1]), compressor.classes)
         found[f"{steps} steps"] = judge(stream, config, tasks, parts, recipe, networks)
     return {
         "validation": found,
@@ -280,7 +282,7 @@ def judge(
     stream: Stream, config: ContinualConfig, tasks: Sequence[int], parts: list, recipe: Recipe, networks: int
 ) -> dict[str, Any]:
     """Accuracy of fresh networks on the validation split of each task, in percent."""
-    network = Network(config.network, stream.shape, len(stream.task_classes[tasks[0]]))
+    network = Network(config.inner.network, stream.shape, len(stream.task_classes[tasks[0]]))
     values = []
     for task, part in zip(tasks, parts, strict=True):
         seeds = [network_seed(stream.seed, Purpose.JUDGE, task, copy) for copy in range(networks)]
@@ -303,12 +305,12 @@ def bound(stream: Stream, config: ContinualConfig, tasks: Sequence[int], network
         images, labels = (torch.cat([getattr(batch, which) for batch in seen]) for which in ("images", "labels"))
         labels, classes = local_labels(stream)[task, labels], len(stream.task_classes[task])
         if kind == "gdumb":
-            each = config.buffer // stream.tasks // classes
+            each = config.buffer.images // stream.tasks // classes
             rows = torch.cat([(labels == label).nonzero().flatten()[:each] for label in range(classes)])
             images, labels = images[rows], labels[rows]
         parts.append((stream.preprocess(images), labels))
-    epochs = config.all_epochs if kind == "all-data" else config.gdumb_epochs
-    recipe = Recipe(config.network, epochs, config.data_batch, config.data_lr, 0.9)
+    epochs = config.baselines.all_epochs if kind == "all-data" else config.baselines.gdumb_epochs
+    recipe = Recipe(config.inner.network, epochs, config.baselines.data_batch, config.baselines.data_lr, 0.9)
     found = judge(stream, config, tasks, parts, recipe, networks)
     return {"validation": {f"{epochs} passes": found}, "CPU seconds": time.process_time() - began}
 

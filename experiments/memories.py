@@ -12,13 +12,13 @@ again, and one that was stopped goes on.
 import argparse
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import recollect
+from recollect.config import changed
 from recollect.files import write_json
 from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.runs import Run, environment
@@ -62,14 +62,16 @@ def remember(images: recollect.Images, runs: Path, path: Path, steps: int | None
     beside = path.with_suffix(".json")
     written: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"legs": []}
     for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
-        config = replace(recollect.DistillConfig(), **leg)
-        config = replace(config, outer_steps=steps or config.outer_steps, start=str(path) if number > 1 else None)
-        config = replace(config, keep_every=max(1, config.outer_steps // KEPT))
+        config = changed(recollect.DistillConfig(), **leg)
+        config = changed(
+            config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None
+        )
+        config = changed(config, keep_every=max(1, config.budget.outer_steps // KEPT))
         run = Run(runs / f"{images.name}-leg-{number}")
 
-        def show(line: dict[str, Any], number: int = number, every: int = config.keep_every) -> None:
+        def show(line: dict[str, Any], number: int = number, every: int = config.run.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
-                tell(f"{images.name} leg {number} {line}", 0.0)
+                tell(f"{images.name} leg {number} {line}", 1.0)
 
         memory = recollect.distill(images, config, run=run.folder, resume=run.is_begun, progress=show)
         written = {"legs": [*written["legs"], followed(run, images)], "environment": environment()}

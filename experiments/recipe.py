@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 import recollect
+from recollect.config import changed
 from recollect.runs import environment
 
 ROWS = {
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def measure(images: recollect.Images, name: str, steps: int, networks: int) -> dict[str, Any]:
-    config = replace(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
+    config = changed(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
     began = time.perf_counter()
     memory = recollect.distill(images, config, progress=partial(show, name))
     seconds = time.perf_counter() - began

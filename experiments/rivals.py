@@ -91,21 +91,21 @@ def make(name: str, model: nn.Module, stream: Stream, chosen: dict[str, float], 
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=chosen.get("lr", 0.1)),  # La-MAML learns its own rates
         "criterion": nn.CrossEntropyLoss(),
-        "train_mb_size": config.batch,
+        "train_mb_size": config.stream.batch,
         "device": device,
         "plugins": [Glances(int(chosen["glances"]))],
         "evaluator": None,
     }
     if name == "gem":
-        return GEM(patterns_per_exp=config.buffer // stream.tasks, memory_strength=chosen["strength"], **options)
+        return GEM(patterns_per_exp=config.buffer.images // stream.tasks, memory_strength=chosen["strength"], **options)
     if name == "mer":
         return MER(
-            mem_size=config.buffer, batch_size_mem=int(chosen["replay"]), n_inner_steps=int(chosen["inner"]),
+            mem_size=config.buffer.images, batch_size_mem=int(chosen["replay"]), n_inner_steps=int(chosen["inner"]),
             beta=chosen["beta"], gamma=chosen["gamma"], **options,
         )  # fmt: skip
     kind = CapturedLaMAML if device.startswith("cuda") else LaMAML
     return kind(
-        max_buffer_size=config.buffer, buffer_mb_size=int(chosen["replay"]), n_inner_updates=int(chosen["inner"]),
+        max_buffer_size=config.buffer.images, buffer_mb_size=int(chosen["replay"]), n_inner_updates=int(chosen["inner"]),
         second_order=bool(chosen["second_order"]), grad_clip_norm=chosen["clip"], lr_alpha=chosen["lr_alpha"],
         alpha_init=chosen["alpha"], **options,
     )  # fmt: skip
@@ -220,7 +220,7 @@ def run(
     model = TaskNetwork(judge)
     strategy = make(name, model, judge, chosen, device)
     learner, rows, seconds = Judged(model, judge, device), [], 0.0
-    asked = {"strategy": name, "seed": seed, "on": config.on, "settings": chosen}
+    asked = {"strategy": name, "seed": seed, "on": config.stream.on, "settings": chosen}
     experiences = list(benchmark(Stream(images, config, seed)).train_stream)
     stream = {"config": to_json(config), "images": fingerprint(images)}
     if checkpoint and (saved := load_checkpoint(checkpoint)):

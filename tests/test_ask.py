@@ -15,9 +15,10 @@ from test_queries import ASKED
 from recollect import Memory, Preprocess, Recipe, RecollectError, distill
 from recollect.cli import main
 from recollect.composition import Classifier, ask, folders
+from recollect.config import changed
 from recollect.files import read_json, write_json
 
-TRAINED = replace(
+TRAINED = changed(
     ASKED,
     outer_steps=150,
     inner_steps=15,

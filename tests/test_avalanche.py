@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from recollect import Memory, Preprocess, RecollectError, load
 from recollect.avalanche import BTI, CompressThenRecall, DistilledBuffer, TaskNetwork, benchmark
+from recollect.config import changed
 from recollect.continual.config import ContinualConfig
 from recollect.continual.learners import Compress, accuracy_matrix, taught
 from recollect.continual.metrics import metrics, square
@@ -50,14 +51,22 @@ def quiet(monkeypatch):
     monkeypatch.setattr(ExemplarsBuffer, "update", ExemplarsBuffer.update.__wrapped__)
 
 
-DIGITS = replace(avalanche_example.CONFIG, tasks=3, buffer=60, per_task=100)
-TOY = ContinualConfig(
-    tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4
+DIGITS = changed(avalanche_example.CONFIG, tasks=3, buffer=60, per_task=100)
+TOY = changed(
+    ContinualConfig(),
+    tasks=2,
+    per_task=15,
+    buffer=6,
+    network="mlp:width=4",
+    bases=2,
+    inner_steps=2,
+    outer_per_batch=1,
+    replay=4,
 )
 KINDS = {
     "rotations": TOY,
-    "permutations": replace(TOY, kind="permutations", downsample=1),
-    "split": replace(TOY, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
+    "permutations": changed(TOY, kind="permutations", downsample=1),
+    "split": changed(TOY, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
 }
 
 
@@ -210,7 +219,7 @@ def digits_by_class(order: list[int], experiences: int):
     return class_incremental_benchmark(streams, class_order=places, num_experiences=experiences)
 
 
-SPLIT = replace(DIGITS, kind="split", classes_per_task=2, tasks=None, buffer=20, bases=4)
+SPLIT = changed(DIGITS, kind="split", classes_per_task=2, tasks=None, buffer=20, bases=4)
 
 
 def test_a_benchmark_of_others():
@@ -245,11 +254,11 @@ def test_what_is_refused(toy_images):
             CompressThenRecall(benchmark=scenario, config=SPLIT)
     scenario = benchmark(Stream(toy_images, TOY))
     with pytest.raises(RecollectError, match="a buffer of 1 images cannot serve 2 tasks"):
-        CompressThenRecall(benchmark=scenario, config=replace(TOY, buffer=1))
+        CompressThenRecall(benchmark=scenario, config=changed(TOY, buffer=1))
     with pytest.raises(RecollectError, match="9 bases do not fit a task's share of 192 floats"):
-        DistilledBuffer(scenario, replace(TOY, bases=9, downsample=1))
+        DistilledBuffer(scenario, changed(TOY, bases=9, downsample=1))
     with pytest.raises(RecollectError, match="outer_per_batch is 0, which leaves memories random"):
-        CompressThenRecall(benchmark=scenario, config=replace(TOY, outer_per_batch=0))
+        CompressThenRecall(benchmark=scenario, config=changed(TOY, outer_per_batch=0))
     with pytest.raises(RecollectError, match="has no training experiences"):
         DistilledBuffer(benchmark_from_datasets(train=[], test=[]), TOY)
     empty = ClassificationDataset([[]], data_attributes=[DataAttribute([], "targets")])
@@ -274,7 +283,7 @@ def test_experiences_come_once_and_in_order(toy_images):
     strategy.train(scenario.train_stream[1])
     with pytest.raises(RecollectError, match="experience 0 came, but all have been seen"):
         strategy.train(scenario.train_stream[0])
-    other = benchmark(Stream(toy_images, replace(TOY, tasks=3)))
+    other = benchmark(Stream(toy_images, changed(TOY, tasks=3)))
     with pytest.raises(RecollectError, match="no training experience has task label 2: the benchmark has 0, 1"):
         strategy.eval(other.test_stream[2])
 
@@ -310,7 +319,7 @@ def test_replay_of_memories(toy_images):
     stream = Stream(toy_images, replace(KINDS["split"], tasks=3, buffer=9))
     scenario, config = benchmark(stream), stream.config
     buffer = DistilledBuffer(scenario, config, preprocess=stream.preprocess)
-    watch = Watch(mem_size=config.buffer, storage_policy=buffer, batch_size_mem=6)
+    watch = Watch(mem_size=config.buffer.images, storage_policy=buffer, batch_size_mem=6)
     strategy = naive(TaskNetwork(stream), watch)
     sizes = []
     for experience in scenario.train_stream:
@@ -326,7 +335,7 @@ def test_replay_of_memories(toy_images):
     assert torch.equal(torch.stack(images), torch.cat(recalled))
     truth = [(classes[0], task) for task, classes in enumerate(stream.task_classes) for _ in recalled[task]]
     assert list(zip(labels, tasks, strict=True)) == truth
-    assert buffer.max_size == config.buffer
+    assert buffer.max_size == config.buffer.images
     assert sum(memory.floats for memory in buffer.memories) <= 9 * 64
     assert len(images) > 9  # more than the real images of the same floats
     assert all(memory.preprocess() == stream.preprocess for memory in buffer.memories)
@@ -408,7 +417,7 @@ def test_bti_needs_every_diagonal():
 
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_strategies_of_the_library(name):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
     chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 4, "inner": 2}
     found = [rivals.run(load("digits"), config, name, seed, chosen, "cpu") for seed in (0, 0)]
     assert found[0]["matrix"] == found[1]["matrix"]  # by seed
@@ -418,7 +427,7 @@ def test_strategies_of_the_library(name):
 
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
     chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
     whole = rivals.run(load("digits"), config, name, 0, chosen, "cpu")
     path, told = tmp_path / "one.pt", []
@@ -436,7 +445,7 @@ def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
     assert found["seconds"] > 0
     for seed, change in ((1, {}), (0, {"buffer": 15})):
         with pytest.raises(RecollectError, match="was begun with other settings"):
-            rivals.run(load("digits"), replace(config, **change), name, seed, chosen, "cpu", killed, path)
+            rivals.run(load("digits"), changed(config, **change), name, seed, chosen, "cpu", killed, path)
 
 
 class Emulated:
@@ -488,7 +497,7 @@ LA_MAML = rivals.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
 
 def test_la_maml_captured_is_la_maml(monkeypatch):
     """A graph for the first task, which replays nothing, and one for all others; three iterations of each run as they are."""
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
     usual = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
     graphs = emulate(monkeypatch)
     found = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
@@ -498,7 +507,7 @@ def test_la_maml_captured_is_la_maml(monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs")
 def test_la_maml_captured_on_a_gpu(monkeypatch):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
     weights = []
     for kind in (rivals.LaMAML, rivals.CapturedLaMAML):
         monkeypatch.setattr(rivals, "CapturedLaMAML", kind)
@@ -513,7 +522,7 @@ def test_la_maml_captured_on_a_gpu(monkeypatch):
 
 
 def test_their_buffers_are_the_streams():
-    config = replace(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
     stream = Stream(load("digits"), config)
     kept = {}
     for name in rivals.NAMES:
@@ -527,7 +536,7 @@ def test_their_buffers_are_the_streams():
 
 
 def test_rivals_resume(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(rivals.STREAMS, "rotations", replace(TOY, per_task=60, batch=10))
+    monkeypatch.setitem(rivals.STREAMS, "rotations", changed(TOY, per_task=60, batch=10))
     asked = ["--data", "digits", "--runs", str(tmp_path), "--out", str(tmp_path / "found.json"), "--seeds", "2"]
     asked += ["--streams", "rotations", "--strategies", "gem", "--device", "cpu"]
     rivals.main(asked)

@@ -23,9 +23,9 @@ from conftest import make_memory, toy_arrays
 from PIL import Image
 from safetensors.torch import save_file
 
-from recollect import DistillConfig, Evaluation, Memory, demo, load
+from recollect import Evaluation, Memory, demo, load
 from recollect.cli import main
-from recollect.config import PAPER, to_json
+from recollect.config import PAPER, changed, preset, to_json
 from recollect.runs import Run
 from recollect.show import terminal
 
@@ -109,7 +109,7 @@ def test_distill(call, toy_npz, toy_images, folder):
 def test_the_python_call_gives_the_same_memory(whole, toy_images):
     from recollect import distill
 
-    memory = distill(toy_images, DistillConfig(**SMALL))
+    memory = distill(toy_images, preset("fast", **SMALL))
     memory.save("memory.safetensors")
     assert Path("memory.safetensors").read_bytes() == (whole / "memory.safetensors").read_bytes()
 
@@ -289,9 +289,9 @@ def test_data_show(call, toy_npz):
 
 
 def test_demo(call, monkeypatch):
-    short = replace(demo.CONFIG, outer_steps=2, inner_steps=3, network="mlp:width=8")
+    short = changed(demo.CONFIG, outer_steps=2, inner_steps=3, network="mlp:width=8")
     monkeypatch.setattr(demo, "CONFIG", short)
-    monkeypatch.setattr(demo, "PER_CLASS", replace(short, addressing="one-hot", bases=None))
+    monkeypatch.setattr(demo, "PER_CLASS", changed(short, addressing="one-hot", bases=None))
     monkeypatch.setattr(demo, "FULL_EPOCHS", 1)
     out, err = call("demo", "--networks", 2)
     assert err.count("step 2/2") == 2
@@ -318,7 +318,7 @@ def test_demo(call, monkeypatch):
 def test_a_stopped_demo(call, monkeypatch):
     distiller = sys.modules["recollect.distillation"].Distiller
     monkeypatch.setattr(distiller, "step", lambda *_: signal.raise_signal(signal.SIGINT) or {"step": 0, "loss": 0.0})
-    monkeypatch.setattr(demo, "CONFIG", replace(demo.CONFIG, inner_steps=1))
+    monkeypatch.setattr(demo, "CONFIG", changed(demo.CONFIG, inner_steps=1))
     _, err = call("demo", "--quiet", code=130)
     assert err == "stopped: start the demo again\n"
 

@@ -22,6 +22,7 @@ import recollect
 from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate
 from recollect.cli import main
 from recollect.composition import KEY, Cancelled, Source
+from recollect.config import changed
 from recollect.data.preprocess import Zca
 from recollect.files import read_json
 
@@ -191,7 +192,7 @@ def test_a_memory_that_is_asked_with_pictures(monkeypatch):
     from test_queries import ASKED
 
     monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")
-    memory = recollect.distill(toy(), replace(ASKED, outer_steps=1))
+    memory = recollect.distill(toy(), changed(ASKED, outer_steps=1))
     for attempt in (lambda: memory[0, 1], lambda: compose(memory)):
         with pytest.raises(RecollectError, match="asked with pictures, not with labels"):
             attempt()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recollect import Memory, RecollectError, fast, load
+from recollect.config import changed
 from recollect.continual import compress
 from recollect.continual.compress import BACK, MOST_SKIPS, Compressor, described, memory_size, memory_sizes
 from recollect.continual.config import STREAMS, ContinualConfig
@@ -15,19 +16,19 @@ from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
 from recollect.memory import recall
 
-CONFIG = ContinualConfig(
+CONFIG = changed(ContinualConfig(), 
     tasks=3, per_task=25, buffer=12, network="mlp:width=6", bases=3, inner_steps=3, inner_lr=0.1, outer_per_batch=2,
     init="unit", replay=6,
 )  # fmt: skip
-PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
-SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
-RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
+PERMUTATIONS = changed(CONFIG, kind="permutations", bases=2, downsample=1)
+SPLIT = changed(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
+RANDOM = changed(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
-SAMPLES = replace(CONFIG, init="samples")
+SAMPLES = changed(CONFIG, init="samples")
 ACCOUNTED = KINDS | {
-    "samples kept smaller": replace(CONFIG, kept_downsample=2),
+    "samples kept smaller": changed(CONFIG, kept_downsample=2),
     "begun as samples": SAMPLES,
-    "begun as samples kept smaller": replace(SAMPLES, kept_downsample=2),
+    "begun as samples kept smaller": changed(SAMPLES, kept_downsample=2),
 }
 SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM}
 
@@ -60,15 +61,15 @@ def test_a_share_too_small_for_the_bases(toy_images):
     with pytest.raises(
         RecollectError, match=r"24 bases do not fit a task's share of 256 floats: at most 13 fit with one addressing"
     ):
-        Compressor(Stream(toy_images, CONFIG), replace(CONFIG, bases=24), [0])
-    assert memory_size(replace(CONFIG, bases=13), (1, 8, 8), 3, 256).matrices == 1
+        Compressor(Stream(toy_images, CONFIG), changed(CONFIG, bases=24), [0])
+    assert memory_size(changed(CONFIG, bases=13), (1, 8, 8), 3, 256).matrices == 1
     with pytest.raises(RecollectError, match="not even one fits"):
-        memory_size(replace(CONFIG, downsample=1), (1, 8, 8), 3, 66)
+        memory_size(changed(CONFIG, downsample=1), (1, 8, 8), 3, 66)
     with pytest.raises(RecollectError, match="a buffer of 2 images cannot serve 3 tasks"):
-        memory_sizes(Stream(toy_images, CONFIG), replace(CONFIG, buffer=2))
+        memory_sizes(Stream(toy_images, CONFIG), changed(CONFIG, buffer=2))
     with pytest.raises(RecollectError, match="downsample is 9 for images of 8x8"):
-        memory_size(replace(CONFIG, downsample=9), (1, 8, 8), 3, 256)
-    assert memory_size(replace(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 // (16 + 4 * 3)
+        memory_size(changed(CONFIG, downsample=9), (1, 8, 8), 3, 256)
+    assert memory_size(changed(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 // (16 + 4 * 3)
 
 
 # --- side by side --------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatc
 
 
 def test_the_engine_does_the_network_of_la_maml_too(toy_images, engine):
-    config = replace(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
+    config = changed(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
     expected = distilled(toy_images, config, [0, 1])
     engine()
     found = [*distilled(toy_images, config, [0, 1]), *distilled(toy_images, config, [0])]
@@ -200,10 +201,12 @@ def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
     config = replace(ACCOUNTED[kind], outer_per_batch=1, inner_steps=1)
     stream = Stream(toy_images, config, 1)
     learner = Compress(stream, config)
-    total, image, memories = config.buffer * 64, 64 // config.kept_downsample**2, 0
+    total, image, memories = config.buffer.images * 64, 64 // config.buffer.kept_downsample**2, 0
     for task in stream:
         room = (total - memories) // image
-        assert room >= config.buffer - -(-config.buffer * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
+        assert room >= config.buffer.images - -(
+            -config.buffer.images * task.number // stream.tasks
+        )  # 1 - (t-1)/T of it at least
         for number, batch in enumerate(task):
             learner.observe(batch)
             samples = len(learner._compressor.reservoirs[0])
@@ -217,7 +220,7 @@ def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
 
 
 def test_samples_go_when_a_memory_that_is_not_distilled_is_there(toy_images):
-    config = replace(SAMPLES, per_task=40, buffer=30, bases=6, outer_per_batch=0)
+    config = changed(SAMPLES, per_task=40, buffer=30, bases=6, outer_per_batch=0)
     learner, stream = Compress(Stream(toy_images, config), config), Stream(toy_images, config)
     samples = []
     for batch in stream.task(0):
@@ -243,13 +246,13 @@ def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):
     replayed = {tuple((255 * image).round().int().flatten().tolist()) for image in images[0, 10:]}
     assert replayed <= known
     assert len(replayed) == 6
-    smaller = replace(CONFIG, kept_downsample=8)
+    smaller = changed(CONFIG, kept_downsample=8)
     compressor = Compressor(Stream(toy_images, smaller), smaller, [0])
     compressor.observe([first])
     assert compressor.reservoirs[0].capacity == 12 * 64
     assert compressor._query([second])[0][0, 10:].flatten(1).std(1).max() == 0  # their means are all that was kept
     with pytest.raises(RecollectError, match="kept_downsample is 9 for images of 8x8: give less"):
-        Compressor(stream, replace(CONFIG, kept_downsample=9), [1])
+        Compressor(stream, changed(CONFIG, kept_downsample=9), [1])
 
 
 def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):
@@ -265,7 +268,7 @@ def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_the_update_is_torch_s_own(toy_images, optimiser):
-    config = replace(CONFIG, outer_optimiser=optimiser, outer_lr=0.1, outer_momentum=0.7)
+    config = changed(CONFIG, outer_optimiser=optimiser, outer_lr=0.1, outer_momentum=0.7)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     mine = [tensor.clone().requires_grad_() for tensor in compressor.learned]
     kinds = {"sgd": torch.optim.SGD(mine, 0.1, 0.7), "adam": torch.optim.Adam(mine, 0.1, (0.7, 0.999))}
@@ -280,7 +283,7 @@ def test_the_update_is_torch_s_own(toy_images, optimiser):
 
 
 def test_clipping_is_task_by_task(toy_images):
-    config = replace(CONFIG, clip_norm=1.0, outer_momentum=0.0, outer_lr=1.0)
+    config = changed(CONFIG, clip_norm=1.0, outer_momentum=0.0, outer_lr=1.0)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     before = [tensor.clone() for tensor in compressor.learned]
     gradients = [torch.ones_like(tensor) for tensor in before]
@@ -307,7 +310,7 @@ def test_a_task_without_a_finite_gradient_waits_and_the_others_go_on(toy_images)
 
 
 def test_a_task_whose_gradient_explodes_goes_back_towards_its_average(toy_images):
-    config = replace(CONFIG, clip_running=2.0, ema=0.9)
+    config = changed(CONFIG, clip_running=2.0, ema=0.9)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     ones = [torch.ones_like(tensor) for tensor in compressor.learned]
     for _ in range(3):
@@ -327,7 +330,7 @@ def test_a_task_whose_gradient_explodes_goes_back_towards_its_average(toy_images
 
 def test_a_hopeless_task_says_so(toy_images, monkeypatch):
     monkeypatch.setattr(compress, "MOST_SKIPS", 2)
-    config = replace(CONFIG, inner_lr=1e6)
+    config = changed(CONFIG, inner_lr=1e6)
     with pytest.raises(
         RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
     ):
@@ -335,7 +338,7 @@ def test_a_hopeless_task_says_so(toy_images, monkeypatch):
 
 
 def test_the_schedule(toy_images):
-    config = replace(CONFIG, outer_schedule="cosine", outer_lr=2.0)
+    config = changed(CONFIG, outer_schedule="cosine", outer_lr=2.0)
     compressor = Compressor(Stream(toy_images, config), config, [0])
     assert compressor._rate() == 2.0
     compressor.step = 3  # of 2 outer steps for each of 3 batches
@@ -343,15 +346,15 @@ def test_the_schedule(toy_images):
 
 
 def test_augmentation(toy_images):
-    plain, flipped = (distilled(toy_images, replace(CONFIG, augment=a), [0])[0] for a in ("none", "flip+crop"))
+    plain, flipped = (distilled(toy_images, changed(CONFIG, augment=a), [0])[0] for a in ("none", "flip+crop"))
     assert not torch.equal(plain.bases, flipped.bases)
     assert flipped.header.recipe["augment"] == "flip+crop"
     with pytest.raises(RecollectError, match="unknown augmentation 'flop'"):
-        distilled(toy_images, replace(CONFIG, augment="flop"), [0])
+        distilled(toy_images, changed(CONFIG, augment="flop"), [0])
 
 
 def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
-    config = replace(CONFIG, inner_per_class=2)
+    config = changed(CONFIG, inner_per_class=2)
     compressor = Compressor(Stream(toy_images, config), config, [0, 1])
     matrices = compressor.size.matrices
     steps = matrices + 1
@@ -378,7 +381,7 @@ def test_unrolls_of_random_length(toy_images, monkeypatch):
         return real(loss, params, images, labels, batches, query, **options)
 
     monkeypatch.setattr(compress.unroll, "metagradient", watched)
-    config = replace(RANDOM, outer_per_batch=10)
+    config = changed(RANDOM, outer_per_batch=10)
     distilled(toy_images, config, [0])
     once = [*lengths]
     assert set(once) == {2, 3, 4, 5, 6}
@@ -417,7 +420,7 @@ def test_others_are_described_with_the_least_error():
 
 @pytest.mark.parametrize("still", [{"outer_lr": 1e-9}, {"outer_per_batch": 0}])
 def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
-    config = replace(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, **still)
+    config = changed(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, **still)
     stream = Stream(toy_images, config, 1)
     compressor = Compressor(stream, config, [0])
     batches = list(stream.task(0))
@@ -426,7 +429,7 @@ def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
         compressor.observe([batch])
         assert (compressor.step, len(compressor.reservoirs[0])) == (0, 10 * compressor.seen)
     compressor.observe([batches[2]])
-    assert compressor.step == config.outer_per_batch
+    assert compressor.step == config.buffer.outer_per_batch
     recalled, labels = compressor.memories()[0].recall()
     images, truth = (torch.cat([getattr(batch, part) for batch in batches[:3]]) for part in ("images", "labels"))
     far, nearest = (recalled[:, None] - stream.preprocess(images)).flatten(2).norm(dim=2).min(1)
@@ -436,7 +439,7 @@ def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
 
 
 def test_what_no_sample_describes_stays_random(toy_images):
-    config = replace(SAMPLES, per_task=25, bases=13)
+    config = changed(SAMPLES, per_task=25, bases=13)
     stream = Stream(toy_images, config, 1)
     compressor, first = Compressor(stream, config, [0]), next(iter(stream.task(0)))
     before = [tensor[0].clone() for tensor in compressor.learned]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from recollect import RecollectError, load
+from recollect.config import changed
 from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.learners import (
     AGem,
@@ -23,14 +24,14 @@ from recollect.continual.learners import (
 from recollect.continual.metrics import metrics
 from recollect.continual.streams import Batch, Stream
 
-CONFIG = ContinualConfig(
+CONFIG = changed(ContinualConfig(), 
     tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4,
     glances=2, gdumb_epochs=2, all_epochs=2, rival_replay=4,
 )  # fmt: skip
 KINDS = {
     "rotations": CONFIG,
-    "permutations": replace(CONFIG, kind="permutations", downsample=1),
-    "split": replace(CONFIG, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
+    "permutations": changed(CONFIG, kind="permutations", downsample=1),
+    "split": changed(CONFIG, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
 }
 
 
@@ -114,10 +115,10 @@ def test_online_is_sgd(toy_images):
     stream = Stream(toy_images, CONFIG)
     learner = Online(stream, CONFIG)
     params = [p.clone().requires_grad_() for p in learner.params.values()]
-    optimiser = torch.optim.SGD(params, lr=CONFIG.rival_lr)
+    optimiser = torch.optim.SGD(params, lr=CONFIG.baselines.lr)
     for batch in batches(stream):
         learner.observe(batch)
-        for _ in range(CONFIG.glances):
+        for _ in range(CONFIG.baselines.glances):
             optimiser.zero_grad()
             learner.network.loss(
                 dict(zip(learner.params, params, strict=True)), batch.images / 255, batch.labels
@@ -189,7 +190,7 @@ def test_a_gem_does_not_go_against_the_buffer(toy_images):
 
 
 def test_ewc_holds_weights_by_the_fisher_information_of_each_task(toy_images):
-    config = replace(CONFIG, ewc_strength=3.0)
+    config = changed(CONFIG, ewc_strength=3.0)
     stream = Stream(toy_images, config)
     learner = Ewc(stream, config)
     ends = []
@@ -235,7 +236,7 @@ def test_gdumb_keeps_the_task_s_share_and_all_data_keeps_all(toy_images, monkeyp
 
 def test_the_upper_bound_is_above_and_replay_beats_online():
     """Permuted digits: what the comparisons are for. A seed, a few seconds."""
-    config = ContinualConfig(
+    config = changed(ContinualConfig(), 
         kind="permutations", tasks=3, per_task=300, buffer=60, network="mlp:width=64", rival_lr=0.3, glances=3,
         data_lr=0.1, data_batch=32, all_epochs=20, gdumb_epochs=50,
     )  # fmt: skip

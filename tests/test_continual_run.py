@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from recollect import Memory, RecollectError, load
 from recollect.cli import main
+from recollect.config import changed
 from recollect.continual import run as run_module
 from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
@@ -163,7 +164,7 @@ def test_every_stream_runs(call, toy_npz, stream):
     assert recorded.exists() == (settings["config"]["kind"] == "permutations")
     if recorded.exists():
         images = load(str(toy_npz))
-        config = replace(STREAMS[stream], tasks=CONFIG.tasks, per_task=CONFIG.per_task)
+        config = replace(STREAMS[stream], tasks=CONFIG.stream.tasks, per_task=CONFIG.stream.per_task)
         shown = Stream(images, config).test(1).images.flatten(1)
         assert torch.equal(shown, images.test.images.flatten(1)[:, np.load(recorded)[1]])
 
@@ -171,10 +172,10 @@ def test_every_stream_runs(call, toy_npz, stream):
 def test_defaults_are_the_stream_s(monkeypatch):
     from recollect import cli
 
-    assert cli.parse(["continual", "many"]).config.tasks == 100
-    assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.network == "lamaml"
-    assert cli.parse(["continual", "permutations-60k"]).config.outer_per_batch == 2
-    assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.bases is None
+    assert cli.parse(["continual", "many"]).config.stream.tasks == 100
+    assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.inner.network == "lamaml"
+    assert cli.parse(["continual", "permutations-60k"]).config.buffer.outer_per_batch == 2
+    assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.memory.bases is None
 
 
 # --- resuming ------------------------------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_damaged_files(call, whole, folder):
 
 
 def test_an_error_in_a_worker_is_the_user_s_error(toy_images):
-    config = replace(CONFIG, inner_lr=1e6, outer_per_batch=20, outer_optimiser="sgd", outer_lr=0.1, clip_running=0.0)
+    config = changed(CONFIG, inner_lr=1e6, outer_per_batch=20, outer_optimiser="sgd", outer_lr=0.1, clip_running=0.0)
     with pytest.raises(RecollectError, match="was not finite 20 times in a row"):
         run(toy_images, config, out="wrong", seeds=1, learners=["compress"], workers=2)
 
@@ -449,13 +450,13 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
     """A row of the list is run once, on the stream or on its stand-in of half the side."""
     script = experiment_module("continual_recipe")
     monkeypatch.setattr(script.recollect, "load", lambda name, root: toy_images)
-    split = replace(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
+    split = changed(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
     monkeypatch.setitem(script.STREAMS, "cifar100", split)
     monkeypatch.setattr(script, "HALVED", {"downsample": 1, "buffer": 36})
     seen, measure = [], script.measure
 
     def watched(stream, config, *rest):
-        seen.append((stream.shape, config.downsample, config.buffer))
+        seen.append((stream.shape, config.memory.downsample, config.buffer.images))
         return measure(stream, config, *rest)
 
     monkeypatch.setattr(script, "measure", watched)

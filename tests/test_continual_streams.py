@@ -9,13 +9,14 @@ from conftest import toy_arrays
 from PIL import Image
 
 from recollect import Images, RecollectError, Split, load
+from recollect.config import changed
 from recollect.continual import streams
 from recollect.continual.config import STREAMS, ContinualConfig, check, check_learners, stream_config
 from recollect.continual.streams import Stream, rotation
 
-ROTATIONS = ContinualConfig(tasks=4, per_task=25)
-PERMUTATIONS = replace(ROTATIONS, kind="permutations")
-SPLIT = replace(ROTATIONS, kind="split", tasks=None, per_task=None, classes_per_task=1)
+ROTATIONS = changed(ContinualConfig(), tasks=4, per_task=25)
+PERMUTATIONS = changed(ROTATIONS, kind="permutations")
+SPLIT = changed(ROTATIONS, kind="split", tasks=None, per_task=None, classes_per_task=1)
 
 
 def seen(stream: Stream, number: int) -> Split:
@@ -46,7 +47,7 @@ def test_rotation_in_floats_differs_on_a_border_at_most():
 
 
 def test_angles_are_by_the_seed_each_in_its_own_part_of_the_half_turn(toy_images):
-    config = replace(ROTATIONS, tasks=20)
+    config = changed(ROTATIONS, tasks=20)
     found = [Stream(toy_images, config, seed).angles for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
     assert all(9 * t <= angle < 9 * (t + 1) for angles in found for t, angle in enumerate(angles))
@@ -92,7 +93,7 @@ def test_every_sample_comes_once_in_batches_of_ten(toy_images, config):
         sizes = [len(batch.labels) for batch in task]
         assert len(task) == len(sizes) == stream.batches(task.number)
         assert set(sizes[:-1]) == {10}
-        wanted = config.per_task or int((toy_images.train.labels == stream.task_classes[task.number][0]).sum())
+        wanted = config.stream.per_task or int((toy_images.train.labels == stream.task_classes[task.number][0]).sum())
         assert sum(sizes) == wanted == len(set(stream._rows(task.number).tolist()))
 
 
@@ -144,16 +145,16 @@ def test_the_record_tells_all_that_was_drawn(toy_images):
 
 def test_validation_is_streamed_only_when_asked(toy_images):
     everything = len(toy_images.train) + len(toy_images.validation)
-    stream = Stream(toy_images, replace(ROTATIONS, per_task=everything, use_validation=True))
+    stream = Stream(toy_images, changed(ROTATIONS, per_task=everything, use_validation=True))
     assert len(seen(stream, 0)) == everything
-    stream = Stream(toy_images, replace(ROTATIONS, on="validation"))
+    stream = Stream(toy_images, changed(ROTATIONS, on="validation"))
     assert len(stream.test(0)) == len(toy_images.validation)
 
 
 def test_pixels_or_normalised(toy_images):
     pixels = toy_images.train.images
     assert torch.equal(Stream(toy_images, ROTATIONS).preprocess(pixels), pixels / 255)
-    prepared = Stream(toy_images, replace(ROTATIONS, preprocess="normalise")).preprocess(pixels)
+    prepared = Stream(toy_images, changed(ROTATIONS, preprocess="normalise")).preprocess(pixels)
     assert abs(float(prepared.mean())) < 1e-5
 
 
@@ -209,7 +210,7 @@ def few(images: Images, **parts: Split) -> Images:
 )
 def test_bad_settings_are_one_clear_line(toy_images, change, message):
     with pytest.raises(RecollectError, match=message) as caught:
-        Stream(toy_images, replace(ROTATIONS, **change))
+        Stream(toy_images, changed(ROTATIONS, **change))
     assert "\n" not in str(caught.value)
 
 

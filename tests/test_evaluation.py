@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_distillation import CONFIG, toy
 
-from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
+from recollect import Memory, Recipe, RecollectError, Split, distill
+from recollect.config import changed, preset
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.evaluation import accuracy, across, evaluate, full_data, random_real, train
@@ -18,7 +19,7 @@ RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
 
 
 def memory():
-    return distill(toy(), replace(CONFIG, outer_steps=2))
+    return distill(toy(), changed(CONFIG, outer_steps=2))
 
 
 def by_hand(network: Network, images, labels, recipe: Recipe, seed: int):
@@ -128,7 +129,7 @@ def test_refusals():
 
 
 def test_recipe_of_the_memory_is_the_inner_loops():
-    made = distill(toy(), replace(CONFIG, outer_steps=1, inner_lr=0.03, inner_momentum=0.8))
+    made = distill(toy(), changed(CONFIG, outer_steps=1, inner_lr=0.03, inner_momentum=0.8))
     assert (made.header.recipe["lr"], made.header.recipe["momentum"]) == (0.03, 0.8)
     assert (made.header.recipe["epochs"], made.header.recipe["batch"]) == (300, 640)
 
@@ -136,8 +137,8 @@ def test_recipe_of_the_memory_is_the_inner_loops():
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_whitening_file_that_is_not_there_is_fitted_again(tmp_path, whole):
     images = toy()
-    config = DistillConfig(network="mlp:width=8", bases=2, outer_steps=1, inner_steps=2, window=None, preprocess="zca")
-    memory = distill(images, replace(config, use_validation=whole))
+    config = preset("fast", network="mlp:width=8", bases=2, outer_steps=1, inner_steps=2, window=None, preprocess="zca")
+    memory = distill(images, changed(config, use_validation=whole))
     memory.save(tmp_path / "memory.safetensors")
     options = {"networks": 2, "recipe": Recipe(network="mlp:width=8", epochs=3)}
     before = evaluate(memory, images, **options)

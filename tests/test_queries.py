@@ -12,6 +12,7 @@ import recollect
 from recollect import Memory, RecollectError, distill
 from recollect.cli import main
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.distillation import Distiller, first_state, resolve
@@ -21,7 +22,7 @@ from recollect.memory import recall
 from recollect.nets import Network
 
 module = sys.modules["recollect.distillation"]
-ASKED = replace(
+ASKED = changed(
     CONFIG,
     images_per_class=4,
     query="images",
@@ -51,8 +52,8 @@ def asked() -> Memory:
 def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     """dJ by bases, addressing and encoder against one float64 graph from the pictures to the real images' loss."""
     images = toy()
-    config = resolve(replace(ASKED, query_form=form, inner_per_class=3, encoder_augment="flip+crop"), images)
-    network = Network(config.network, images.shape, config.classes_per_step)
+    config = resolve(changed(ASKED, query_form=form, inner_per_class=3, encoder_augment="flip+crop"), images)
+    network = Network(config.inner.network, images.shape, config.budget.classes_per_step)
     monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
     state = first_state(config, images)
     state.bases, state.addressing = (t.detach().double().requires_grad_() for t in (state.bases, state.addressing))
@@ -80,8 +81,8 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     for rows in start.batches:
         loss = network.loss(theta, recalled[rows], labels[rows])
         for name, g in zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True):
-            speed[name] = config.inner_momentum * speed[name] + g
-        theta = {name: p - config.inner_lr * speed[name] for name, p in theta.items()}
+            speed[name] = config.inner.momentum * speed[name] + g
+        theta = {name: p - config.inner.lr * speed[name] for name, p in theta.items()}
     total = network.loss(theta, real, drawn.truth)
     expected = torch.autograd.grad(total, [state.bases, state.addressing, *state.encoder.values()])
     assert abs(value - total.item()) < 1e-12
@@ -94,7 +95,7 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
 def test_asks_and_judges_with_different_images_of_the_same_classes():
     images = toy()
     config = resolve(ASKED, images)
-    network = Network(config.network, images.shape, 2)
+    network = Network(config.inner.network, images.shape, 2)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
     for step in range(30):
         drawn = distiller._draw(step, 3)
@@ -116,7 +117,7 @@ def test_learns_to_answer(monkeypatch):
         "init": "unit",
         "encoder_lr": 0.01,
     }
-    memory = distill(toy(), replace(ASKED, **changes))
+    memory = distill(toy(), changed(ASKED, **changes))
     test = toy().test
     prepared = memory.preprocess()(test.images)
     shots = torch.cat([(test.labels == label).nonzero().flatten()[:2] for label in range(3)])
@@ -149,7 +150,7 @@ def test_file(asked, tmp_path):
 
 def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
     """One query for all of them, however many: chances, which sum to 1. Files from before there were forms have none."""
-    config = replace(ASKED, query_form="chances", query_size=3, inner_per_class=3)
+    config = changed(ASKED, query_form="chances", query_size=3, inner_per_class=3)
     memory = distill(toy(), config)
     memory.save(tmp_path / "asked.safetensors")
     found = Memory.load(tmp_path / "asked.safetensors")
@@ -164,7 +165,7 @@ def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
     groups = {"these": toy().test.images[:2], "those": toy().test.images[2:7]}
     assert ask(found, groups).labels.tolist() == [0, 0, 0, 1, 1, 1]
     with pytest.raises(RecollectError, match="has query form chances, this run unit: give a memory of the same kind"):
-        resolve(replace(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
+        resolve(changed(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
     older = {name: value for name, value in asked.header.query.items() if name != "form"}
     older = Memory(asked.bases, asked.addressing, replace(asked.header, query=older), asked.encoder)
     assert torch.equal(older.encode(pictures), asked.encode(pictures))
@@ -215,7 +216,7 @@ def test_each_kind_of_query_in_its_place(asked):
 )
 def test_bad_settings(change, message):
     with pytest.raises(RecollectError, match=message):
-        resolve(replace(ASKED, **change), toy())
+        resolve(changed(ASKED, **change), toy())
 
 
 @pytest.mark.parametrize("damage", ["none", "shape", "more", "not finite", "huge"])
@@ -256,10 +257,10 @@ def test_header_names_a_query_or_none(asked, tmp_path):
 def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     """It names the training images; it is taught once, however often the run is stopped and goes on."""
     images, taught = toy(), []
-    config = replace(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
+    config = changed(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
     memory = distill(images, config)
     assert not torch.equal(
-        memory.encoder["1.weight"], distill(images, replace(config, encoder_augment="flip")).encoder["1.weight"]
+        memory.encoder["1.weight"], distill(images, changed(config, encoder_augment="flip")).encoder["1.weight"]
     )
     shown = memory.preprocess(images)(images.train.images)
     named = memory.encode(shown)[:, : images.classes].argmax(1)
@@ -274,7 +275,7 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     def stop(line):
         raise KeyboardInterrupt
 
-    config = replace(config, checkpoint_seconds=0.0)
+    config = changed(config, checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         distill(images, config, run=tmp_path / "run", progress=lambda line: stop(line) if line["step"] == 2 else None)
     resumed = distill(images, config, run=tmp_path / "run", resume=True)
@@ -301,12 +302,12 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
 )
 def test_an_encoder_that_cannot_be_taught(changes, error):
     with pytest.raises(RecollectError, match=error):
-        distill(toy(), replace(ASKED, **changes))
+        distill(toy(), changed(ASKED, **changes))
 
 
 def test_an_encoder_that_was_taught_before(asked, tmp_path):
     asked.save(tmp_path / "asked.safetensors")
-    config = replace(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
+    config = changed(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
     with pytest.raises(RecollectError, match=r"asked\.safetensors has an encoder that has learnt: leave out"):
         distill(toy(), config)
 
@@ -314,10 +315,10 @@ def test_an_encoder_that_was_taught_before(asked, tmp_path):
 def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
     """It answers as before what the taught encoder is sure of; what it learns then starts there."""
     images, path = toy(), tmp_path / "labels.safetensors"
-    labels = distill(images, replace(ASKED, query="labels", inner_per_class=3, outer_steps=2))
+    labels = distill(images, changed(ASKED, query="labels", inner_per_class=3, outer_steps=2))
     labels.save(path)
     chances = {"query_form": "chances", "query_size": images.classes, "matrices": None, "start": str(path)}
-    config = replace(
+    config = changed(
         ASKED, **chances, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1
     )
     asked = distill(images, config)
@@ -336,8 +337,8 @@ def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
         ({"query_size": images.classes + 1}, "give query_form chances, query_size 3, and encoder_epochs"),
     ):
         with pytest.raises(RecollectError, match=message):
-            distill(images, replace(config, **change))
+            distill(images, changed(config, **change))
 
 
 def test_matrices_without_bases_leave_room_for_them():
-    assert resolve(replace(ASKED, bases=None, matrices=9), toy()).matrices == 9
+    assert resolve(changed(ASKED, bases=None, matrices=9), toy()).matrices == 9

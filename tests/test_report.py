@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from recollect import Evaluation, Memory, Preprocess, RecollectError
 from recollect.cli import main
-from recollect.config import DistillConfig, to_json
+from recollect.config import DistillConfig, changed, to_json
 from recollect.data.preprocess import Zca
 from recollect.nets import Network
 from recollect.runs import Run
@@ -98,7 +98,7 @@ def checked(text: str) -> Page:
 
 def make_run(folder: Path, memory: Memory | None = None, **config) -> Path:
     """A run of three outer steps whose memory this is."""
-    settings = to_json(replace(DistillConfig(), outer_steps=3, network="mlp", **config))
+    settings = to_json(changed(DistillConfig(), outer_steps=3, network="mlp", **config))
     run = Run.create(folder, "distill", {"data": {"name": "toy", "root": None, "size": None}, "distill": settings})
     for step in (1, 2, 3):
         run.log({"step": step, "loss": 1 / step, "norm": 0.5 / step, "seconds": 0.25})

@@ -39,7 +39,7 @@ def test_the_same_metagradient(dependent, window, bridge, depth):
     options = {"lr": 0.1, "momentum": 0.9, "bridge": bridge, "window": window}
     engine = Engine(span.Spanned(net, BASES))
     for real in (query[0], -query[0]):  # the second with what the first has captured
-        found = span.by_images(engine, starts, images, labels, (real, query[1]), bases, **options)
+        _, found = span.by_images(engine, starts, images, labels, (real, query[1]), bases, **options)
         for k, start in enumerate(starts):
             judged = real[k], query[1][k]
             theirs = unroll.metagradient(

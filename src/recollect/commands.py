@@ -31,7 +31,7 @@ def _distill(command: cli.Distill) -> int:
 
     data = _spec(command.images)
     images = load(**_how(data))
-    folder = command.out or Path("runs") / f"{images.name}-{command.config.images_per_class}"
+    folder = command.out or Path("runs") / f"{images.name}-{command.config.budget.images_per_class}"
     return _run(images, command.config, folder, data, command.quiet, tensorboard=command.tensorboard)
 
 
@@ -42,7 +42,7 @@ def _run(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume
     done = len(Run(folder).metrics()) if resume else 0
     with (
         _tensorboard(folder, tensorboard) as write,
-        terminal.steps(images.name, config.outer_steps, quiet, done) as show,
+        terminal.steps(images.name, config.budget.outer_steps, quiet, done) as show,
     ):
 
         def progress(line: dict[str, Any]) -> None:
@@ -133,9 +133,9 @@ def _begun(command: cli.Resume, settings: dict[str, Any]):
     from recollect.data import load
 
     config = from_json(DistillConfig, settings["distill"], command.run)
-    if config.network.startswith("custom "):
+    if config.inner.network.startswith("custom "):
         raise RecollectError(
-            f"{command.run} has a network given in Python ({config.network}): resume it there (resume=True)"
+            f"{command.run} has a network given in Python ({config.inner.network}): resume it there (resume=True)"
         )
     return config, load(**_how(settings["data"], root=command.root))
 
@@ -223,7 +223,7 @@ def _select_values(images, config, folder: Path, data, quiet: bool, field, value
     from recollect.selection import select
     from recollect.show import figures
 
-    with terminal.steps(images.name, config.outer_steps, quiet) as show:
+    with terminal.steps(images.name, config.budget.outer_steps, quiet) as show:
         try:
             chosen = {"field": field, "values": values, "networks": networks}
             selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)

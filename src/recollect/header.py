@@ -16,9 +16,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from recollect.errors import RecollectError
+from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
 
 FORMAT = 1
 MAX_SIDE, MAX_NUMBERS = 65536, 2**26  # of an image: a header that asks for more is damaged
+
+
+def smaller(shape: tuple[int, int, int], times: int) -> tuple[int, int, int]:
+    """The shape of images that are so much smaller on each side, rounded up."""
+    channels, height, width = shape
+    return channels, -(-height // times), -(-width // times)
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Header:
     addressing: str = "learned"
     """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
     query: dict[str, Any] = field(default_factory=dict)
-    """of a memory that is asked with pictures: its encoder's network, the size and form of a query vector, ways and shots"""
+    """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
     budget: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +60,13 @@ class Header:
     def base_shape(self) -> tuple[int, int, int]:
         """[c, h, w] of a base"""
         channels, height, width = self.image_shape
-        return channels, -(-height // self.downsample), -(-width // self.downsample)
+        return smaller((channels, height, width), self.downsample)
+
+    @property
+    def asked(self) -> Labels | Pictures | Vectors:
+        """The kind of its queries."""
+        channels, height, width = self.image_shape
+        return stated(self.query, (channels, height, width), len(self.class_names))
 
     def to_json(self) -> str:
         try:
@@ -100,7 +113,7 @@ def _check(header: Header, where: object) -> None:
         "addressing": header.addressing not in ("learned", "one-hot"),
         "accuracy": not _list_of(header.accuracy, dict),
         "checksum": not isinstance(header.checksum, str),
-        "query": not _is_query(header.query),
+        "query": not is_valid(header.query),
     }
     wrong |= {
         name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")
@@ -108,17 +121,6 @@ def _check(header: Header, where: object) -> None:
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
-
-
-def _is_query(query: object) -> bool:
-    """Empty for labels; else an encoder's name, three numbers, and a form that older files do not have."""
-    if query == {}:
-        return True
-    if not isinstance(query, dict) or not isinstance(query.get("encoder"), str):
-        return False
-    if query.get("form", "unit") not in ("unit", "chances"):
-        return False
-    return all(type(query.get(name)) is int and 0 < query[name] <= MAX_SIDE for name in ("size", "ways", "shots"))
 
 
 def _fits(shape: list[int]) -> bool:
@@ -177,12 +179,7 @@ def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object)
         raise _damaged(where, f"its bases are {list(bases[1:])} where the header tells {list(header.base_shape)}")
     if addressing[2] != bases[0]:
         raise _damaged(where, f"its addressing is for {addressing[2]} bases, and it has {bases[0]}")
-    if header.query:
-        if addressing[1] != header.query["size"]:
-            raise _damaged(
-                where, f"its addressing takes {addressing[1]} numbers, its encoder gives {header.query['size']}"
-            )
-    elif addressing[1] != len(header.class_names):
-        raise _damaged(
-            where, f"its addressing is for {addressing[1]} classes, and the header names {len(header.class_names)}"
-        )
+    if addressing[1] != header.asked.size:
+        gives = "its encoder gives" if header.query else "the header names"
+        what = "numbers" if header.query else "classes"
+        raise _damaged(where, f"its addressing is for {addressing[1]} {what}, and {gives} {header.asked.size}")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import recollect
+from recollect.config import renewed, to_json
 from recollect.errors import RecollectError, unknown
 from recollect.files import read_json, unwritable, write_atomically, write_json
 
@@ -99,9 +100,10 @@ class Run:
     def write(self, kind: str, settings: dict[str, Any]) -> None:
         write_json(self.config_path, {"kind": kind, **settings})
 
-    def check(self, settings: dict[str, Any], defaults: dict[str, Any]) -> None:
-        """Refuse settings that are other than those the run was begun with; a part that may differ is not given."""
-        check_same(self.folder, self.settings, settings, defaults)
+    def check(self, config: Any, **others: Any) -> None:
+        """Refuse a config, or other settings, that the run was not begun with."""
+        begun = self.settings
+        check_same(self.folder, begun | begun.get("distill", begun.get("config", {})), config, **others)
 
     def log(self, values: dict[str, Any]) -> None:
         """One line of metrics."""
@@ -126,23 +128,15 @@ class Run:
         write_atomically(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
-def check_same(where: Path, begun: dict[str, Any], settings: dict[str, Any], defaults: dict[str, Any]) -> None:
-    """Refuse settings other than those that something was begun with. They are compared by their own names, however they are
-    grouped; one that was not written is younger than the run, and had its default."""
-    known = _flat(defaults) | _flat(begun)
-    for name, value in _flat(json.loads(json.dumps(settings))).items():
+def check_same(where: Path, begun: dict[str, Any], config: Any, **others: Any) -> None:
+    """Refuse a config, or other settings, than what was begun with. What was not written is younger, and had its default."""
+    known = to_json(type(config)()) | renewed(begun)
+    for name, value in (to_json(config) | others).items():
         if known.get(name) != value:
             raise RecollectError(
                 f"{where} was begun with {name} {known.get(name)!r}, not {value!r}: "
                 "resume it unchanged, or start another run with the new setting (--out)"
             )
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= _flat(value) if isinstance(value, dict) else {name: value}
-    return found
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

@@ -6,15 +6,15 @@ select.json          all of it, as far as it is there, to draw figures from
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from recollect.config import DistillConfig, to_json
+from recollect.config import DistillConfig, changed, to_json
 from recollect.data.images import Images
 from recollect.distillation import Progress, distill, resolve
-from recollect.errors import RecollectError, unknown
+from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation, evaluate
 from recollect.files import read_json, write_json
 from recollect.jobs import Executor, Inline, Job, Tell
@@ -62,15 +62,17 @@ def select(
     values = _checked(config, field, list(values), images)
     settings = {"data": data or {}, "distill": to_json(config), "field": field, "values": values, "networks": networks}
     begun = Run.open(run, "select") if resume else Run.create(run, "select", settings)
-    begun.check(settings, to_json(DistillConfig()))
+    begun.check(config, data=settings["data"], field=field, values=values, networks=networks)
     files = [begun.folder / f"{field}={str(value).replace('/', '_')}.json" for value in values]
     for file, result in zip(files, begun.settings.get("results", []), strict=False):  # where 0.1 wrote them
         if not file.is_file():
             write_json(file, result)
     jobs = []
     for value, file in zip(values, files, strict=True):
-        name, chosen = f"{field} {value}", replace(config, **{field: value})
-        jobs.append(Job(name, _judged, (images, chosen, name, file, networks, network, data), config.outer_steps))
+        name, chosen = f"{field} {value}", changed(config, **{field: value})
+        jobs.append(
+            Job(name, _judged, (images, chosen, name, file, networks, network, data), config.budget.outer_steps)
+        )
     try:
         (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
     finally:
@@ -80,15 +82,12 @@ def select(
 
 
 def _checked(config: DistillConfig, field: str, values: list[Any], images: Images) -> list[Any]:
-    known = [f.name for f in fields(DistillConfig)]
-    if field not in known:
-        raise unknown("setting", field, known)
-    if config.use_validation or field == "use_validation":
+    if config.run.use_validation or field == "use_validation":
         raise RecollectError("use_validation leaves nothing to select on: turn it off")
     if not values:
         raise RecollectError(f"no values of {field} to choose from: give at least two (--values)")
     for value in values:  # all of them before the first hour is spent
-        resolve(replace(config, **{field: value}), images)
+        resolve(changed(config, **{field: value}), images)
     return values
 
 

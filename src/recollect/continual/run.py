@@ -115,13 +115,13 @@ def run(
     setting = Setting(images, config, Path(out), find_device(device))
     fast.check(config.compute, setting.device)
     stream, needs_memories = Stream(images, config), bool({*OURS} & {*learners})
-    Buffer(config.buffer, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
-    Network(config.network, stream.shape, stream.classes)
+    Buffer(config.buffer.images, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
+    Network(config.inner.network, stream.shape, stream.classes)
     if needs_memories:
         account(stream, config, 0)
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
-    asked = {"config": to_json(config), "stream": name, "images": fingerprint(images)}
-    _begin(Run(out), asked, {"data": data or {}, "how": how})
+    others = {"stream": name, "images": fingerprint(images)}
+    _begin(Run(out), config, others, {"data": data or {}, "config": to_json(config), **others, "how": how})
     phases = _jobs(setting, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
     total = seeds * stream.tasks * len({*learners} | ({"compress"} if needs_memories else set()))
     due = sum(job.units for jobs in phases for job in jobs)
@@ -136,15 +136,15 @@ def fingerprint(images: Images) -> str:
     return sha256(*(part.numpy().tobytes() for split in splits for part in (split.images, split.labels)))
 
 
-def _begin(run: Run, asked: dict[str, Any], free: dict[str, Any]) -> None:
-    """A new folder, or one that was begun with the same stream, images and config; the rest may differ."""
+def _begin(run: Run, config: ContinualConfig, others: dict[str, Any], settings: dict[str, Any]) -> None:
+    """A new folder, or one that was begun with the same config and others (stream, images); the rest may differ."""
     if run.is_begun and run.kind == "continual":
-        run.check(asked, to_json(ContinualConfig()))
-        run.write("continual", asked | free)
+        run.check(config, **others)
+        run.write("continual", settings)
     elif run.folder.exists() and (not run.folder.is_dir() or {*os.listdir(run.folder)} - {"environment.json"}):
         raise RecollectError(f"{run.folder} holds something else: give another folder (--out)")
     else:
-        Run.create(run.folder, "continual", asked | free)
+        Run.create(run.folder, "continual", settings)
 
 
 # --- jobs --------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,12 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
         tell(f"{what}, task {task + 1} of {stream.tasks}", each)
 
     matrix = accuracy_matrix(name, _after_tasks(setting, stream, name), stream, done)
-    found = {"learner": name, "seed": seed, "told_the_task": is_told(name, setting.config), "on": setting.config.on}
+    found = {
+        "learner": name,
+        "seed": seed,
+        "told_the_task": is_told(name, setting.config),
+        "on": setting.config.stream.on,
+    }
     found |= {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
     if name == "compress":
         spent = [read_json(setting.account(seed, task)) for task in range(stream.tasks)]

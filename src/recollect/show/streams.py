@@ -121,7 +121,8 @@ def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], 
 
 
 def _in_bar(bar: Bar, name: str, total: int, done: float) -> Tell:
-    task = bar.add_task(name, total=total, completed=done)
+    task = bar.add_task(name, total=total)
+    bar.advance(task, done)
     return lambda what, amount: bar.update(task, advance=amount, description=f"{name}: {what}")
 
 
