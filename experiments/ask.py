@@ -1,6 +1,6 @@
 """Recall with pictures: the paper's few-shot table on CIFAR-100, beside its two baselines.
 
-    python experiments/ask.py cifar100 --root DATA --out experiments/ask-cifar100.json --runs runs/ask
+    python experiments/ask.py cifar100 --root DATA --out results/ask-cifar100.json --runs runs/ask
 
 A memory of 64 bases and 16 addressing matrices is distilled from the training images, to be asked with labels; for 1 and for 5
 shots another goes on from it, to be asked with pictures, together with its encoder. Then each of the disjoint 5-way tasks is
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, show, write
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -35,7 +35,6 @@ from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe, train
-from recollect.files import write_json
 from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
@@ -46,7 +45,7 @@ MEMORY = {
 }  # fmt: skip
 CLASSES = 20  # of an outer step
 ASKED = {
-    "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+    "query": "images", "query_form": "probabilities", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
@@ -90,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = [Job(name, distilled, (images, settings, given.runs / name)) for name, settings in runs.items()]
     executor = EXECUTORS["inline" if device == "cpu" else "threads"](max(1, len(jobs)))
     memories |= zip(runs, executor.run(jobs, show), strict=True)
-    kind = resolve(changed(recollect.DistillConfig(), **plain), images).preprocess
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
     recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
@@ -113,7 +112,7 @@ def main(arguments: list[str] | None = None) -> None:
             "made": memory.header.made if memory else None,
             "environment": environment(),
         }
-        write_json(given.out, found)
+        write(given.out, found)
         print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
 
 
@@ -133,12 +132,6 @@ def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path, 
 
     config = changed(recollect.DistillConfig(), **settings)
     return recollect.distill(images, config, run=folder, resume=Run(folder).is_begun, progress=progress)
-
-
-def show(what: tuple[str, dict[str, Any]], _: float) -> None:
-    name, line = what
-    if line["step"] % 100 == 0:
-        print(name, line, flush=True)
 
 
 def minutes(folder: Path) -> float:

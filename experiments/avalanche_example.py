@@ -23,7 +23,8 @@ from recollect.config import changed
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Stream
 
-CONFIG = changed(ContinualConfig(), 
+CONFIG = changed(
+    ContinualConfig(),
     kind="permutations", per_task=200, batch=20, preprocess="normalise", network="mlp:width=64,depth=1", bases=12,
     downsample=1, init="unit", inner_steps=8, inner_lr=0.1, outer_per_batch=2, outer_optimiser="adam", outer_lr=0.05,
     outer_momentum=0.9,

@@ -1,6 +1,6 @@
 """Classes that were never seen together (the paper's "extrapolating between tasks").
 
-    python experiments/compose.py cifar100 --root DATA --out experiments/compose-cifar100.json --memories runs/compose
+    python experiments/compose.py cifar100 --root DATA --out results/compose-cifar100.json --memories runs/compose
 
 The classes are dealt into tasks of `--ways`, each distilled alone to the floats of one image per class, all with the
 preprocessing of the whole dataset. A test task is k tasks, drawn at random, and one class of each: a fresh network is trained
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, show, write
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
@@ -27,7 +27,7 @@ from recollect.config import changed, from_json, preset
 from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
 from recollect.evaluation import accuracy, memory_recipe, protocol, train
-from recollect.files import read_json, write_json
+from recollect.files import read_json
 from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network
 from recollect.runs import environment
@@ -65,9 +65,9 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     images, device = load(given.data, root=given.root), find_device(given.device)
-    config = replace(preset("fast", seed=given.seed, device=device), **dict(map(setting, given.set)))
+    config = preset("fast", seed=given.seed, device=device, **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
-    kind = resolve(config, images.only(tasks[0])).preprocess
+    kind = resolve(config, images.only(tasks[0])).run.preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
         first, *others = map(Memory.load, made)
         if any(other.header.preprocessing != first.header.preprocessing for other in others):
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = begun("compose", given, NOT_SETTINGS, arguments)
     every = list(range(len(tasks)))
     memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
-    found["distilled"] = {path.stem: read_json(path) for path in sorted(given.memories.glob("task-*.json"))}
+    found["distilled"] = {f"task-{number:02d}": told(given.memories, number, memories[number]) for number in every}
     recipe = memory_recipe(memories[0])
     recipe = replace(recipe, epochs=given.epochs or recipe.epochs, batch=given.batch or recipe.batch)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> None:
             )
             while len(row["values"]) < len(drawn):
                 measure(row, drawn, source, judged, images, how, given.seed, given.group, device)
-                write_json(given.out, found)
+                write(given.out, found)
             print(
                 f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)",
                 flush=True,
@@ -151,14 +151,13 @@ def distil_all(
     def one(number: int, tell: Tell) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
-        decided = replace(resolve(config, of_task), seed=config.run.seed + number)
+        decided = changed(resolve(config, of_task), seed=config.run.seed + number)
         if not path.exists():
             began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
             memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 1.0))
             minutes = (time.perf_counter() - began) / 60
-            told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(path.with_suffix(".json"), told)
+            made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
+            write(path.with_suffix(".json"), made)
             memory.save(path)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
@@ -171,10 +170,10 @@ def distil_all(
     return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], show)
 
 
-def show(what: tuple[str, dict[str, Any]], _: float) -> None:
-    name, line = what
-    if line["step"] % 100 == 0:
-        print(name, line, flush=True)
+def told(folder: Path, number: int, memory: Memory) -> dict[str, Any]:
+    """What was written when a task was distilled; the project's own memories lie without it."""
+    path = folder / f"task-{number:02d}.json"
+    return read_json(path) if path.exists() else {"classes": [*memory.class_names], "floats": memory.floats}
 
 
 # --- what networks are trained on and judged by ----------------------------------------------------------------------

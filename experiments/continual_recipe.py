@@ -1,7 +1,7 @@
 """The search behind the settings of the streams: a few changes at a time, judged on the validation split alone.
 
-    python experiments/continual_recipe.py rotations --root DATA --out experiments/continual-recipe.json [--tasks 10]
-    python experiments/continual_recipe.py rotations --root DATA --bounds --out experiments/continual-recipe.json
+    python experiments/continual_recipe.py rotations --root DATA --out results/continual-recipe.json [--tasks 10]
+    python experiments/continual_recipe.py rotations --root DATA --bounds --out results/continual-recipe.json
 
 A row distils a few tasks of the stream, the buffer of each as it would be in the whole of it, and trains fresh networks on
 their memories. Rows that the file already holds are not run again. --bounds: networks on all images of a task, and on its
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import write
 from torch.nn import functional as F
 
 import recollect
@@ -29,7 +30,7 @@ from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.devices import find_device
 from recollect.evaluation import train
-from recollect.files import read_json, write_json
+from recollect.files import read_json
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed
@@ -188,9 +189,9 @@ def main() -> None:
     name, seed = arguments.stream, arguments.seed
     whole = name.removesuffix("-halved")
     images = recollect.load(DATASETS[whole], root=arguments.root)
-    protocol = replace(STREAMS[whole], on="validation", use_validation=False)
+    protocol = changed(STREAMS[whole], on="validation", use_validation=False)
     if name != whole:
-        images, protocol = halved(images), replace(protocol, **HALVED)
+        images, protocol = halved(images), changed(protocol, **HALVED)
     device = find_device(arguments.device)
     rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
     if arguments.row is not None:
@@ -211,7 +212,7 @@ def main() -> None:
         if isinstance(row, str):
             found = bound(Stream(images, protocol, seed, device=device), protocol, tasks, arguments.networks, row)
         else:
-            config = replace(protocol, **BASE | row)
+            config = changed(protocol, **BASE | row)
             found: dict[str, Any] = {"settings": BASE | row}
             try:
                 found |= measure(Stream(images, config, seed, device=device), config, tasks, arguments.networks, device)
@@ -221,7 +222,7 @@ def main() -> None:
         print(f"{key}: {line(found)}", flush=True)
         if arguments.out:  # which another process may have written meanwhile
             done = read_json(arguments.out) if arguments.out.exists() else {}
-            write_json(arguments.out, done | {key: found})
+            write(arguments.out, done | {key: found})
 
 
 def halved(images: recollect.Images) -> recollect.Images:

@@ -1,6 +1,5 @@
 """A classifier from unlabelled pictures: what is recalled, whether it works, and what is refused."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from PIL import Image
 from test_distillation import CONFIG, toy
 from test_queries import ASKED
 
-from recollect import Memory, Preprocess, Recipe, RecollectError, distill
+from recollect import Memory, Preprocess, Recipe, RecollectError, distill, queries
 from recollect.cli import main
 from recollect.composition import Classifier, ask, folders
 from recollect.config import changed
@@ -34,7 +33,7 @@ RECIPE = Recipe(network="mlp:width=16", epochs=60, lr=0.1)
 @pytest.fixture(scope="module")
 def memory() -> Memory:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")
+        patch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
         return distill(toy(), TRAINED)
 
 
@@ -234,7 +233,7 @@ def test_what_was_done_to_many_pictures_is_one_line(memory):
 def test_the_experiment(tmp_path, monkeypatch):
     """All six rows; the memories of pictures go on from that of labels, and what is finished is not run again."""
     small = "mlp:width=8,depth=1"
-    monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", small)
+    monkeypatch.setattr(queries, "ENCODER", small)
     experiment = experiment_module("ask")
     settings = [f'network="{small}"', "images_per_class=4", "bases=3", "matrices=4", "downsample=1", "inner_steps=3"]
     settings += ["window=2", "encoder_epochs=2", "real_per_class=5"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import avalanche_example
+import baselines
 import pytest
-import rivals
 import torch
 from avalanche.benchmarks import (
     benchmark_from_datasets,
@@ -418,8 +418,8 @@ def test_bti_needs_every_diagonal():
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_strategies_of_the_library(name):
     config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
-    chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 4, "inner": 2}
-    found = [rivals.run(load("digits"), config, name, seed, chosen, "cpu") for seed in (0, 0)]
+    chosen = baselines.SETTINGS[name]["cifar100"] | {"glances": 4, "inner": 2}
+    found = [baselines.run(load("digits"), config, name, seed, chosen, "cpu") for seed in (0, 0)]
     assert found[0]["matrix"] == found[1]["matrix"]  # by seed
     assert found[0]["matrix"][0][1] is None
     assert metrics(found[0]["matrix"]).ra > 85  # of two classes: it has learnt
@@ -428,8 +428,8 @@ def test_strategies_of_the_library(name):
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
     config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
-    chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
-    whole = rivals.run(load("digits"), config, name, 0, chosen, "cpu")
+    chosen = baselines.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
+    whole = baselines.run(load("digits"), config, name, 0, chosen, "cpu")
     path, told = tmp_path / "one.pt", []
 
     def killed(line: str) -> None:
@@ -438,14 +438,14 @@ def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
 
     for _ in range(3):  # after each task
         with pytest.raises(KeyboardInterrupt):
-            rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+            baselines.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
     assert [line[:6] for line in told] == ["task 1", "task 2", "task 3"]
-    found = rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+    found = baselines.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
     assert found["matrix"] == whole["matrix"]
     assert found["seconds"] > 0
     for seed, change in ((1, {}), (0, {"buffer": 15})):
         with pytest.raises(RecollectError, match="was begun with other settings"):
-            rivals.run(load("digits"), changed(config, **change), name, seed, chosen, "cpu", killed, path)
+            baselines.run(load("digits"), changed(config, **change), name, seed, chosen, "cpu", killed, path)
 
 
 class Emulated:
@@ -470,7 +470,7 @@ def emulated_capture(graph, stream):
 
 def emulate(monkeypatch) -> list[Emulated]:
     """La-MAML captured on a processor; the list of its graphs."""
-    stream, made, whole = Mock(), [], rivals.CapturedLaMAML._whole
+    stream, made, whole = Mock(), [], baselines.CapturedLaMAML._whole
 
     def graph() -> Emulated:
         made.append(Emulated())
@@ -487,20 +487,20 @@ def emulate(monkeypatch) -> list[Emulated]:
         "CUDAGraph": graph, "graph": emulated_capture,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(rivals.CapturedLaMAML, "_whole", captured)
-    monkeypatch.setattr(rivals, "LaMAML", rivals.CapturedLaMAML)
+    monkeypatch.setattr(baselines.CapturedLaMAML, "_whole", captured)
+    monkeypatch.setattr(baselines, "LaMAML", baselines.CapturedLaMAML)
     return made
 
 
-LA_MAML = rivals.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
+LA_MAML = baselines.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
 
 
 def test_la_maml_captured_is_la_maml(monkeypatch):
     """A graph for the first task, which replays nothing, and one for all others; three iterations of each run as they are."""
     config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
-    usual = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    usual = baselines.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
     graphs = emulate(monkeypatch)
-    found = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    found = baselines.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
     assert found["matrix"] == usual["matrix"]
     assert [graph.replays for graph in graphs] == [24 - 3, 2 * 24 - 3]
 
@@ -509,12 +509,12 @@ def test_la_maml_captured_is_la_maml(monkeypatch):
 def test_la_maml_captured_on_a_gpu(monkeypatch):
     config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
     weights = []
-    for kind in (rivals.LaMAML, rivals.CapturedLaMAML):
-        monkeypatch.setattr(rivals, "CapturedLaMAML", kind)
+    for kind in (baselines.LaMAML, baselines.CapturedLaMAML):
+        monkeypatch.setattr(baselines, "CapturedLaMAML", kind)
         torch.manual_seed(0)
         stream = Stream(load("digits"), config, device="cuda")
         model = TaskNetwork(stream)
-        strategy = rivals.make("lamaml", model, stream, LA_MAML, "cuda")
+        strategy = baselines.make("lamaml", model, stream, LA_MAML, "cuda")
         for experience in benchmark(Stream(load("digits"), config)).train_stream:
             strategy.train(experience, shuffle=False)
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
@@ -525,9 +525,9 @@ def test_their_buffers_are_the_streams():
     config = changed(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
     stream = Stream(load("digits"), config)
     kept = {}
-    for name in rivals.NAMES:
-        chosen = rivals.SETTINGS[name]["rotations"] | {"glances": 1, "inner": 1}
-        strategy = rivals.make(name, TaskNetwork(stream), stream, chosen, "cpu")
+    for name in baselines.NAMES:
+        chosen = baselines.SETTINGS[name]["rotations"] | {"glances": 1, "inner": 1}
+        strategy = baselines.make(name, TaskNetwork(stream), stream, chosen, "cpu")
         strategy.train(benchmark(Stream(load("digits"), config)).train_stream)
         kept[name] = strategy
     gem = next(plugin for plugin in kept["gem"].plugins if hasattr(plugin, "memory_x"))
@@ -535,28 +535,28 @@ def test_their_buffers_are_the_streams():
     assert len(kept["mer"].buffer) == len(kept["lamaml"].buffer) == 12
 
 
-def test_rivals_resume(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(rivals.STREAMS, "rotations", changed(TOY, per_task=60, batch=10))
-    asked = ["--data", "digits", "--runs", str(tmp_path), "--out", str(tmp_path / "found.json"), "--seeds", "2"]
+def test_baselines_resume(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(baselines.STREAMS, "rotations", changed(TOY, per_task=60, batch=10))
+    asked = ["--data", "digits", "--runs", str(tmp_path), "--out", str(tmp_path / "found"), "--seeds", "2"]
     asked += ["--streams", "rotations", "--strategies", "gem", "--device", "cpu"]
-    rivals.main(asked)
-    row = json.loads((tmp_path / "found.json").read_text())["rotations"]["gem"]
+    baselines.main(asked)
+    row = json.loads((tmp_path / "found" / "rotations.json").read_text())["rows"]["gem"]
     assert (row["ra"]["n"], row["paper"]["ra"], row["settings"]["strength"]) == (2, 67.38, 0.5)
-    runs = {path.name: path.read_bytes() for path in (tmp_path / "rivals-rotations").iterdir()}
+    runs = {path.name: path.read_bytes() for path in (tmp_path / "baselines-rotations").iterdir()}
     matrices = [json.loads(runs[f"gem-{seed}.json"])["matrix"] for seed in (0, 1)]
     assert row["bti"]["mean"] == pytest.approx(sum(metrics(matrix).bti for matrix in matrices) / 2)
-    for path in ("rivals-rotations/gem-0.json", "rivals-rotations/gem-1.json", "found.json"):
+    for path in ("baselines-rotations/gem-0.json", "baselines-rotations/gem-1.json", "found/rotations.json"):
         (tmp_path / path).unlink()
-    rivals.main([*asked, "--only", "1"])
-    assert [path.name for path in (tmp_path / "rivals-rotations").iterdir()] == ["gem-1.json"]
-    assert not (tmp_path / "found.json").exists()
+    baselines.main([*asked, "--only", "1"])
+    assert [path.name for path in (tmp_path / "baselines-rotations").iterdir()] == ["gem-1.json"]
+    assert not (tmp_path / "found/rotations.json").exists()
     capsys.readouterr()
-    rivals.main(asked)
+    baselines.main(asked)
     assert "seed 1 task" not in capsys.readouterr().out  # it was there
-    assert json.loads((tmp_path / "rivals-rotations" / "gem-1.json").read_bytes())["matrix"] == matrices[1]
-    assert json.loads((tmp_path / "found.json").read_text())["rotations"]["gem"]["ra"] == row["ra"]
+    assert json.loads((tmp_path / "baselines-rotations" / "gem-1.json").read_bytes())["matrix"] == matrices[1]
+    assert json.loads((tmp_path / "found" / "rotations.json").read_text())["rows"]["gem"]["ra"] == row["ra"]
     with pytest.raises(RecollectError, match=r"gem-0\.json was run with other settings"):
-        rivals.main([*asked, "--set", "lr=0.5"])
+        baselines.main([*asked, "--set", "lr=0.5"])
 
 
 # --- the example, and what the docs show -------------------------------------------------------------------------------
@@ -572,12 +572,12 @@ def test_the_example(capsys):
 
 def test_the_search_is_that_of_the_file():
     docs = (ROOT / "docs" / "avalanche.md").read_text()
-    rows = json.loads((ROOT / "experiments" / "rivals-search.json").read_text())["rows"]
+    rows = json.loads((ROOT / "results" / "searches.json").read_text())["baselines"]["rows"]
     for row in rows:
         assert f"{row['ra']:.1f}" in docs
     for name in ("gem", "mer", "lamaml"):
         found = [row for row in rows if (row["strategy"], row["stream"]) == (name, "rotations")]
-        assert rivals.SETTINGS[name]["rotations"] == max(found, key=lambda row: row["ra"])["settings"]
+        assert baselines.SETTINGS[name]["rotations"] == max(found, key=lambda row: row["ra"])["settings"]
 
 
 def test_the_docs_run(tmp_path, monkeypatch):

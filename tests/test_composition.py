@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import recollect
-from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate
+from recollect import Classifier, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, evaluate, queries
 from recollect.cli import main
 from recollect.composition import KEY, Cancelled, Source
 from recollect.config import changed
@@ -191,7 +191,7 @@ def test_a_memory_that_is_asked_with_pictures(monkeypatch):
     from test_distillation import toy
     from test_queries import ASKED
 
-    monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")
+    monkeypatch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
     memory = recollect.distill(toy(), changed(ASKED, outer_steps=1))
     for attempt in (lambda: memory[0, 1], lambda: compose(memory)):
         with pytest.raises(RecollectError, match="asked with pictures, not with labels"):
@@ -687,11 +687,11 @@ def test_the_docs_run(tmp_path, monkeypatch, capsys):
 
 def test_figures_are_those_of_the_file():
     text = (ROOT / "docs" / "compose.md").read_text()
-    found = json.loads((ROOT / "experiments" / "compose-digits.json").read_text())
+    found = read_json(ROOT / "results" / "compose-digits.json")
     for row in found["rows"].values():
         assert f"| {row['mean']:.1f} ± {row['deviation']:.1f} |" in text
         assert row["n"] == len(row["values"]) == 200
-    assert found["command"] in text.replace("\\\n      ", "")
+    assert found["command"].replace("experiments/compose-", "results/compose-") in text.replace("\\\n      ", "")
     assert {each["floats"] for each in found["distilled"].values()} == {312}
 
 
@@ -724,14 +724,14 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
 
 def test_what_was_chosen_for_cifar100_is_that_of_the_files():
     text = (ROOT / "docs" / "compose.md").read_text()
-    bases = json.loads((ROOT / "experiments" / "bases.json").read_text())
-    tried = bases["cifar100, tasks 0 and 1 of compose.py"]["rows"]
+    searches = read_json(ROOT / "results" / "searches.json")
+    tried = searches["bases"]["cifar100, tasks 0 and 1 of compose.py"]["rows"]
     assert len(tried) == 7
     for row in tried:
         own = ", ".join(f"{value:.1f}" for value in row["own tasks"])
         count = re.findall(r"bases=(\d+)", row["settings"])[0]
         assert re.search(rf"^\| {count} bases.* \| {own} \| {row['mixed']:.1f} \|$", text, re.M)
-    found = json.loads((ROOT / "experiments" / "compose-cifar100-validation.json").read_text())
+    found = read_json(ROOT / "results" / "compose-cifar100-validation.json")
     assert found["settings"]["on"] == "validation"
     for row in found["rows"].values():
         assert row["n"] == len(row["values"]) == 100
@@ -745,7 +745,7 @@ def test_what_was_chosen_for_cifar100_is_that_of_the_files():
         assert memory.class_names == tuple(found["distilled"][path.stem]["classes"])
         classes |= {*memory.class_names}
     assert len(classes) == 100
-    trials = json.loads((ROOT / "experiments" / "ask-trials.json").read_text())["rows"]
+    trials = searches["asking"]["rows"]
     assert all(f"| {row['epochs 300']:.1f} |" in text for row in trials.values())
 
 
@@ -755,7 +755,7 @@ def spread(row: dict) -> str:
 
 def test_composing_cifar100_is_that_of_the_files():
     text, readme = ((ROOT / name).read_text() for name in ("docs/compose.md", "README.md"))
-    found = {ways: read_json(ROOT / "experiments" / f"compose-cifar100-{ways}-way.json") for ways in (2, 5)}
+    found = {ways: read_json(ROOT / "results" / f"compose-cifar100-{ways}-way.json") for ways in (2, 5)}
     for source in ("memories", "random real images", "all the data"):
         two, five = (found[ways]["rows"][f"{ways}-way, {source}"] for ways in (2, 5))
         assert two["n"] == five["n"] == len(two["values"]) == len(five["values"]) == 1000
@@ -767,7 +767,7 @@ def test_composing_cifar100_is_that_of_the_files():
         assert each["settings"]["on"] == "test"
         assert each["settings"] == found[2]["settings"] | {"test_ways": [ways]}
         told, ran = (
-            set(text.replace("experiments/", "").replace("runs/", "").replace("DATA", "data").split())
+            set(text.replace("results/", "").replace("runs/", "").replace("DATA", "data").split())
             for text in (command.replace("ways 2", f"ways {ways}").replace("2-way", f"{ways}-way"), each["command"])
         )
         assert told == ran
@@ -776,8 +776,10 @@ def test_composing_cifar100_is_that_of_the_files():
 @pytest.mark.parametrize("name", ["ask-cifar100", "ask-cifar100-validation", "ask-cifar100-first"])
 def test_asking_is_that_of_the_files(name):
     text, readme = ((ROOT / path).read_text() for path in ("docs/compose.md", "README.md"))
-    file = read_json(ROOT / "experiments" / f"{name}.json")
-    found = file if name == "ask-cifar100-first" else file["rows"]  # that is of an earlier script
+    if name == "ask-cifar100-first":  # of an earlier script
+        found = read_json(ROOT / "results" / "searches.json")["asking, first"]
+    else:
+        found = read_json(ROOT / "results" / f"{name}.json")["rows"]
     assert len(found) == 6
     for key, row in found.items():
         assert row["on"] == ("test" if name == "ask-cifar100" else "validation")

@@ -15,12 +15,15 @@ import torch
 from torch import nn
 
 import recollect
-from recollect import Images, Memory, RecollectError, Split, distill
+from recollect import Images, Memory, RecollectError, Split, distill, unroll
 from recollect.config import PAPER, changed, preset
 from recollect.data.preprocess import Preprocess
-from recollect.distillation import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
+from recollect.decisions import resolve
+from recollect.distillation import Distiller
 from recollect.memory import recall
 from recollect.nets import Network
+from recollect.objectives.unrolled import Unrolled
+from recollect.outer import BACK, MOST_SKIPS, share
 from recollect.runs import Run, load_checkpoint
 
 module = sys.modules["recollect.distillation"]
@@ -62,7 +65,8 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
     config = resolve(changed(CONFIG, inner_per_class=2, networks_per_step=2, classes_per_step=2), images)
     network = Network(config.inner.network, images.shape, images.classes)
     preprocess = Preprocess.fit(images.train.images)
-    state = first_state(config, images)
+    distiller = Distiller(images, config, preprocess, network)
+    state = distiller.begin()
     state.bases, state.addressing = (t.detach().double().requires_grad_() for t in (state.bases, state.addressing))
     monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
     monkeypatch.setattr(
@@ -71,10 +75,10 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         lambda self, seed, device="cpu": {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
     )
     seen = []
-    real = module.unroll.metagradient
-    monkeypatch.setattr(module.unroll, "metagradient", lambda *a, **k: (seen.append((a, k)), real(*a, **k))[1])
+    real = unroll.metagradient
+    monkeypatch.setattr(unroll, "metagradient", lambda *a, **k: (seen.append((a, k)), real(*a, **k))[1])
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    value, found = Distiller(images, config, preprocess, network).gradient(state)
+    value, found = distiller.gradient(state)
 
     total = 0
     for (loss, params, _, labels, batches, query), options in seen:
@@ -97,26 +101,25 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-10
 
 
-def test_inner_batches_are_balanced_and_without_repeats():
-    images = toy()
-    config = resolve(changed(CONFIG, inner_per_class=2, bases=2), images)
-    distiller = Distiller(
-        images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3)
-    )
-    batches = distiller._batches(3, 5, None, torch.Generator().manual_seed(0))
-    assert batches.shape == (4, 6)
+def unrolled(config) -> Unrolled:
+    return Unrolled(Network(config.inner.network, (1, 4, 4), 3), config.inner, "cpu")
+
+
+def test_inner_batches_are_balanced_and_come_pass_by_pass():
+    """None of a class comes again before the others."""
+    objective = unrolled(resolve(changed(CONFIG, inner_per_class=2, bases=2), toy()))
+    labels = torch.arange(3).repeat_interleave(5)
+    batches = objective._batches(labels, 10, torch.Generator().manual_seed(0))
+    assert batches.shape == (10, 6)
     for rows in batches:
-        assert len(set(rows.tolist())) == 6
         assert torch.bincount(rows // 5, minlength=3).tolist() == [2, 2, 2]
+    of_first = batches[:, :2].flatten().view(4, 5)
+    assert [sorted(rows.tolist()) for rows in of_first] == [[0, 1, 2, 3, 4]] * 4
 
 
 def test_random_window_ends_anywhere_from_full():
-    images = toy()
-    config = resolve(changed(CONFIG, inner_steps=6, window=2, window_place="random"), images)
-    distiller = Distiller(
-        images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3)
-    )
-    lengths = {len(distiller._batches(3, 5, None, torch.Generator().manual_seed(seed))) for seed in range(200)}
+    objective = unrolled(resolve(changed(CONFIG, inner_steps=6, window=2, window_place="random"), toy()))
+    lengths = {objective._length(torch.Generator().manual_seed(seed)) for seed in range(200)}
     assert lengths == {2, 3, 4, 5, 6}
 
 
@@ -380,7 +383,7 @@ def test_clips(clips, limit):
     distiller = Distiller(
         images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3)
     )
-    state, moved = first_state(config, images), []
+    state, moved = distiller.begin(), []
     for _ in range(2):
         before, usual = [tensor.detach().clone() for tensor in state.learned], state.norm
         line = distiller.step(state)
@@ -393,13 +396,9 @@ def test_clips(clips, limit):
 
 
 def test_schedule():
-    images = toy()
-    config = resolve(changed(CONFIG, outer_steps=10), images)
-    distiller = Distiller(
-        images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3)
-    )
-    assert distiller._share(1) == pytest.approx(1)
-    assert distiller._share(6) == pytest.approx(0.5)
+    assert share("cosine", 1, 10) == pytest.approx(1)
+    assert share("cosine", 6, 10) == pytest.approx(0.5)
+    assert share("constant", 6, 10) == 1
 
 
 def test_average_is_what_is_saved():
@@ -407,13 +406,13 @@ def test_average_is_what_is_saved():
     config = resolve(changed(CONFIG, ema=0.9), images)
     preprocess = Preprocess.fit(images.train.images)
     distiller = Distiller(images, config, preprocess, Network(config.inner.network, images.shape, 3))
-    state = first_state(config, images)
+    state = distiller.begin()
     expected = state.bases.detach().clone()
     for step in range(1, 4):
         distiller.step(state)
         decay = min(0.9, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * state.bases.detach()
-    assert torch.allclose(to_memory(state, images, config, preprocess).bases, expected, atol=1e-6)
+    assert torch.allclose(distiller.memory(state).bases, expected, atol=1e-6)
     assert not torch.allclose(expected, state.bases.detach(), atol=1e-6)
 
 
@@ -448,8 +447,8 @@ def test_the_engine_gives_the_same_outer_steps(change):
         network = Network(config.inner.network, images.shape, images.classes)
         distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
         if engine:
-            distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
-        state = first_state(config, images)
+            distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
+        state = distiller.begin()
         losses = [distiller.step(state)["loss"] for _ in range(4)]
         assert set(distiller.ahead) == ({4} if engine else set())
         ends.append((torch.tensor(losses), *(tensor.detach() for tensor in state.average)))
@@ -480,7 +479,7 @@ def test_memory_is_estimated_for_a_gpu(monkeypatch):
     network = Network(config.inner.network, images.shape, images.classes)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
     assert distiller.needs is None
-    distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
+    distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
     weights = sum(p.numel() for p in network.module.parameters())
     assert distiller.needs > 4 * weights * (config.inner.steps + 1)
     said = []

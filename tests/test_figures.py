@@ -600,7 +600,7 @@ def test_results_of_experiments(tmp_path):
 
 @pytest.mark.parametrize("name", ["select-digits-bases", "recipe-fashion-mnist"])
 def test_the_projects_own_results_can_be_drawn(name):
-    path = Path(__file__).parents[1] / "experiments" / f"{name}.json"
+    path = Path(__file__).parents[1] / "results" / f"{name}.json"
     drawn(figures.draw("number-of-bases" if "select" in name else "inner-steps", [path]))
 
 

@@ -531,7 +531,7 @@ def fuzz(cases, known: dict) -> None:
 
 def test_the_figures_of_the_docs_are_those_of_the_file():
     root = Path(__file__).parent.parent
-    figures = json.loads((root / "experiments" / "studio-load.json").read_text())
+    figures = json.loads((root / "results" / "studio-load.json").read_text())
     docs = (root / "docs" / "studio.md").read_text()
     assert figures["errors"] == 0
     for what in ("recall", "page"):

@@ -419,14 +419,13 @@ def _info(command: cli.Info) -> int:
     config = made.pop("config", {})
     if isinstance(made.get("start"), dict):
         made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
-    asked = ("group of pictures" if header.query.get("form") == "chances" else "picture") if header.query else "class"
     rows = [
         ("dataset", header.dataset),
         ("classes", _class_names(header.class_names)),
         ("image", "x".join(map(str, header.image_shape))),
         ("bases", f"{list(bases.shape)} {bases.dtype}"),
         ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
-        ("recalls", f"{addressing.shape[0]} images a {asked}"),
+        ("recalls", f"{addressing.shape[0]} images a {header.asked.unit}"),
         *(
             [("asked with", f"{_listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
             if header.query
@@ -506,9 +505,9 @@ def _resume_continual(command: cli.Resume, settings: dict[str, Any]) -> int:
 
 def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, Any], folder: Path, quiet: bool) -> int:
     check_learners(how["learners"])
-    if stream in STREAMS and config.kind != STREAMS[stream].kind:
+    if stream in STREAMS and config.stream.kind != STREAMS[stream].stream.kind:
         raise RecollectError(
-            f"kind is {config.kind}, but {stream} is a stream of {STREAMS[stream].kind}: name another stream"
+            f"kind is {config.stream.kind}, but {stream} is a stream of {STREAMS[stream].stream.kind}: name another stream"
         )
     from recollect.continual.run import run as run_stream
     from recollect.data import load
@@ -522,8 +521,8 @@ def _run_continual(stream: str, config: ContinualConfig, data, how: dict[str, An
         print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
         return 130
     show.finish(results, stream, folder)
-    terminal.say(f"{stream} of {images.name}: accuracy on the {config.on} images, mean ± deviation over n seeds")
-    terminal.say(show.table(results, stream, "mask" if config.kind == "split" else "no"))
+    terminal.say(f"{stream} of {images.name}: accuracy on the {config.stream.on} images, mean ± deviation over n seeds")
+    terminal.say(show.table(results, stream, "mask" if config.stream.kind == "split" else "no"))
     terminal.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
     terminal.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
     return 0

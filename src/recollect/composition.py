@@ -32,6 +32,7 @@ from recollect.evaluation import On, memory_recipe, train
 from recollect.files import sha256, write_atomically
 from recollect.memory import Classes, Memory
 from recollect.nets import Network, Params, Shape, constructor
+from recollect.queries import Pictures
 from recollect.seeds import Purpose, network_seed
 
 FORMAT, KEY = 1, "recollect-classifier"  # of a classifier's file: its version, and where in the metadata its header is
@@ -225,14 +226,14 @@ def ask(
         groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W].
         images: the memory's own dataset, from which a whitening file that is not at hand is fitted again.
     """
-    if not memory.header.query:
+    if not isinstance(memory.asked, Pictures):
         raise RecollectError(
             f"{memory.name} is asked with labels, not with pictures: compose names its classes "
             "(a memory for pictures is distilled with --query images)"
         )
     if len(groups) < 2:
         raise RecollectError(f"a classifier needs two groups of pictures or more, not {len(groups)}: give another")
-    shots, notices, pictures = memory.header.query["shots"], [], []
+    shots, notices, pictures = memory.asked.shots, [], []
     for name, given in groups.items():
         if len(given) < shots:
             has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"

@@ -8,7 +8,7 @@ Every setting has one name of its own, that of its flag: `inner_lr` on the comma
 import dataclasses
 import typing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -233,9 +233,7 @@ def changed(config: T, **values: Any) -> T:
 
 def setting(config: Any, name: str) -> Any:
     """One setting by its name."""
-    for field in settings(type(config))[name][0]:
-        config = getattr(config, field)
-    return config
+    return reduce(getattr, settings(type(config))[name][0], config)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -330,7 +328,9 @@ def check(config: Any) -> None:
     """Refuse values that cannot be meant."""
     for name, (_, hint) in settings(type(config)).items():
         value: Any = setting(config, name)
-        if name in LEAST and value is not None and not LEAST[name] <= value < float("inf"):  # which NaN is not, either
+        if value is None:
+            continue
+        if name in LEAST and not LEAST[name] <= value < float("inf"):  # which NaN is not, either
             raise RecollectError(f"{name} is {value}: give {LEAST[name]} or more")
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             raise unknown(name, value, typing.get_args(hint))

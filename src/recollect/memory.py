@@ -121,7 +121,7 @@ class Budget:
 
     def default_bases(self) -> int:
         """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more: for 1 image per class
-        27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for; `select` finds better."""
+        27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for."""
         usual = self.numbers // (self.base_numbers + max(4, self.base_numbers // 20) * self.query_numbers)
         return usual or self.bases(1)
 

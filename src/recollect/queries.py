@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ENCODER = "convnet"  # makes query vectors of pictures
 MOST_SIZE = 65536  # numbers of a vector, classes or pictures: a header that asks for more is damaged
 Form = Literal["unit", "probabilities"]
-OLD_FORMS = {"chances": "probabilities"}  # in files of 0.1
+OLD_FORMS: dict[str, Form] = {"chances": "probabilities"}  # in files of 0.1
 
 
 class Query(Protocol):
@@ -157,7 +157,7 @@ def stated(header: dict[str, Any], shape: "Shape", classes: int) -> "Labels | Pi
         return Vectors(header["size"], header["kind"])
     form = header.get("form", "unit")
     return Pictures(
-        shape, header["size"], OLD_FORMS.get(form, form), header["shots"], header["ways"], header["encoder"]
+        shape, header["size"], OLD_FORMS.get(form) or form, header["shots"], header["ways"], header["encoder"]
     )
 
 

@@ -184,8 +184,8 @@ class Compressor:
         return recall(state.bases.detach(), units[None], units, self.stream.shape[1:])
 
     def _drawn(self, batch: Batch, reservoir: Reservoir, labels: Tensor) -> tuple[Examples, Any]:
-        """Real images and all else that is random in a task's outer step. Where there are fewer images than usual, the same again:
-        shapes never change, and each image counts about as much as any other."""
+        """Real images and all else that is random in a task's outer step. Where there are fewer images than usual, the same
+        again: shapes never change, and each image counts about as much as any other."""
         seed, config = self.stream.seed, self.config
         replaying = seeded(seed, Purpose.REPLAY, batch.task, self.step)
         pixels, truth = self._samples(batch, reservoir, config.buffer.replay, replaying)

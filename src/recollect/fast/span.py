@@ -77,8 +77,8 @@ def by_images(
     engine: Engine, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Losses [S] and metagradients by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned passes.
-    For SGD, and for images that nothing takes out of the span."""
+    """Losses [S] and metagradients by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned
+    passes. For SGD, and for images that nothing takes out of the span."""
     flat = engine.flat
     assert isinstance(flat, Spanned)
     assert options.get("optimiser", "sgd") == "sgd"

@@ -21,6 +21,7 @@ from recollect.config import DistillConfig, to_json
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_atomically
 from recollect.memory import Memory
+from recollect.queries import Labels, Pictures
 from recollect.runs import Run
 from recollect.show import charts, heat, pictures, style
 from recollect.show.sources import Measured, is_number, metrics, of_memory
@@ -134,7 +135,7 @@ def _shrunk(images: Tensor) -> Tensor:
 def _sentence(memory: Memory) -> str:
     count, matrices, classes = len(memory.bases), len(memory.addressing), len(memory.class_names)
     parts = f"{_number(count, 'base')} and {_number(matrices, 'addressing matri', 'x', 'ces')}"
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return f"{parts}, asked with pictures."
     shape = "x".join(map(str, memory.image_shape[1:]))
     each = f"{matrices:,} for each of {_number(classes, 'class', '', 'es')}"
@@ -153,7 +154,7 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
     tiles = [
         (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
         if best
-        else ("–", "accuracy not measured yet" if not memory.header.query else "asked with pictures"),
+        else ("–", "accuracy not measured yet" if isinstance(memory.asked, Labels) else "asked with pictures"),
         (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
         (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
         (_time(seconds) if seconds else "–", "to distil"),
@@ -162,7 +163,7 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
 
 
 def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return [tag("p", "This memory is asked with pictures: how well it answers depends on them.", class_="note")]
     if not points:
         return [tag("p", "Not measured yet. In this folder: ", tag("code", "recollect evaluate ."), class_="note")]
@@ -199,7 +200,7 @@ def _bases(memory: Memory) -> list[Html]:
 
 
 def _recalled(memory: Memory) -> list[Html]:
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return [tag("p", "This memory is asked with pictures: what it recalls is for them to say.", class_="note")]
     if memory.image_shape[0] not in (1, 3):
         return [tag("p", f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.", class_="note")]
@@ -224,7 +225,7 @@ def _recalled(memory: Memory) -> list[Html]:
 
 
 def _similarity(memory: Memory) -> list[Html]:
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return [
             tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")
         ]
@@ -238,8 +239,8 @@ def _similarity(memory: Memory) -> list[Html]:
 
 def _use(memory: Memory, run: Run) -> list[Html]:
     lines = ["import recollect", "", f'memory = recollect.Memory.load("{run.memory_path.name}")']
-    if memory.header.query:
-        shots = _number(memory.header.query["shots"], "picture")
+    if isinstance(memory.asked, Pictures):
+        shots = _number(memory.asked.shots, "picture")
         lines = ["from pathlib import Path", "", *lines]
         lines += [
             f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more'

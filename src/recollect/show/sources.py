@@ -12,6 +12,7 @@ from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation
 from recollect.files import read_json
 from recollect.header import read_header
+from recollect.queries import Labels
 from recollect.runs import Run
 from recollect.selection import FILE, Selection
 
@@ -80,7 +81,7 @@ class Source:
     @cached_property
     def is_asked_with_pictures(self) -> bool:
         """Then it has no classes to recall by name."""
-        return self.memory is not None and bool(read_header(self.memory)[0].query)
+        return self.memory is not None and not isinstance(read_header(self.memory)[0].asked, Labels)
 
     @property
     def gives(self) -> list[str]:
