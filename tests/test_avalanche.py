@@ -6,7 +6,6 @@ import math
 import re
 import sys
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -255,7 +254,7 @@ def test_what_is_refused(toy_images):
     scenario = benchmark(Stream(toy_images, TOY))
     with pytest.raises(RecollectError, match="a buffer of 1 images cannot serve 2 tasks"):
         CompressThenRecall(benchmark=scenario, config=changed(TOY, buffer=1))
-    with pytest.raises(RecollectError, match="9 bases do not fit a task's share of 192 floats"):
+    with pytest.raises(RecollectError, match=r"9 bases do not fit 1/2 of a buffer of 6 images \(192 numbers\)"):
         DistilledBuffer(scenario, changed(TOY, bases=9, downsample=1))
     with pytest.raises(RecollectError, match="outer_per_batch is 0, which leaves memories random"):
         CompressThenRecall(benchmark=scenario, config=changed(TOY, outer_per_batch=0))
@@ -316,7 +315,7 @@ def naive(model: nn.Module, *plugins) -> Naive:
 
 
 def test_replay_of_memories(toy_images):
-    stream = Stream(toy_images, replace(KINDS["split"], tasks=3, buffer=9))
+    stream = Stream(toy_images, changed(KINDS["split"], tasks=3, buffer=9))
     scenario, config = benchmark(stream), stream.config
     buffer = DistilledBuffer(scenario, config, preprocess=stream.preprocess)
     watch = Watch(mem_size=config.buffer.images, storage_policy=buffer, batch_size_mem=6)

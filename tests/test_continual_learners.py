@@ -1,7 +1,5 @@
 """The learners on tiny streams of each kind: the protocol, what makes each what it is, and determinism by seed."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -26,7 +24,7 @@ from recollect.continual.streams import Batch, Stream
 
 CONFIG = changed(ContinualConfig(), 
     tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4,
-    glances=2, gdumb_epochs=2, all_epochs=2, rival_replay=4,
+    glances=2, gdumb_epochs=2, all_epochs=2, baseline_replay=4,
 )  # fmt: skip
 KINDS = {
     "rotations": CONFIG,
@@ -130,7 +128,7 @@ def test_online_is_sgd(toy_images):
 
 def test_in_a_split_only_the_task_s_own_logits_count(toy_images):
     """The bias of classes of other tasks gets no gradient, and they are never predicted with the task's number."""
-    config = replace(KINDS["split"], classes_per_task=1, tasks=3, per_task=None)
+    config = changed(KINDS["split"], classes_per_task=1, tasks=3, per_task=None)
     stream = Stream(toy_images, config, groups=[(2, 0), (1,)])
     learner = Online(stream, config)
     before = learner.params["5.bias"].clone()
@@ -237,7 +235,7 @@ def test_gdumb_keeps_the_task_s_share_and_all_data_keeps_all(toy_images, monkeyp
 def test_the_upper_bound_is_above_and_replay_beats_online():
     """Permuted digits: what the comparisons are for. A seed, a few seconds."""
     config = changed(ContinualConfig(), 
-        kind="permutations", tasks=3, per_task=300, buffer=60, network="mlp:width=64", rival_lr=0.3, glances=3,
+        kind="permutations", tasks=3, per_task=300, buffer=60, network="mlp:width=64", baseline_lr=0.3, glances=3,
         data_lr=0.1, data_batch=32, all_epochs=20, gdumb_epochs=50,
     )  # fmt: skip
     images = load("digits")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from recollect import Memory, RecollectError, load
 from recollect.cli import main
-from recollect.config import changed
+from recollect.config import changed, setting
 from recollect.continual import run as run_module
 from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
@@ -26,13 +26,13 @@ from recollect.continual.run import Result, run
 from recollect.continual.streams import Stream
 from recollect.show import streams as show
 
-CONFIG = replace(
+CONFIG = changed(
     STREAMS["rotations"], tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1,
     replay=4, glances=1, gdumb_epochs=2, all_epochs=2,
 )  # fmt: skip
 NAMES = ["tasks", "per_task", "buffer", "network", "bases", "inner_steps", "outer_per_batch", "replay", "glances"]
 NAMES += ["gdumb_epochs", "all_epochs"]
-TINY = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", str(getattr(CONFIG, name)))]
+TINY = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", str(setting(CONFIG, name)))]
 PROGRAM = Path(sys.executable).with_name("recollect")
 
 
@@ -164,7 +164,7 @@ def test_every_stream_runs(call, toy_npz, stream):
     assert recorded.exists() == (settings["config"]["kind"] == "permutations")
     if recorded.exists():
         images = load(str(toy_npz))
-        config = replace(STREAMS[stream], tasks=CONFIG.stream.tasks, per_task=CONFIG.stream.per_task)
+        config = changed(STREAMS[stream], tasks=CONFIG.stream.tasks, per_task=CONFIG.stream.per_task)
         shown = Stream(images, config).test(1).images.flatten(1)
         assert torch.equal(shown, images.test.images.flatten(1)[:, np.load(recorded)[1]])
 
@@ -287,7 +287,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         (["--seeds", 0], "seeds is 0: give 1 or more"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
-        (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give less"),
+        (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give 1 to 8"),
         (["--compute", "bf16", "--device", "cpu"], "compute is bf16, which needs a CUDA device: give fp32 or auto"),
         (
             ["--tasks", 10],
@@ -295,7 +295,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         ),
         (
             ["--bases", 12],
-            "12 bases do not fit a task's share of 192 floats: at most 10 fit with one addressing matrix",
+            "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one addressing matrix",
         ),
         (["--per-task", 0], "task 0 of toy has no samples"),
         (["--per-task", 99], "per_task is 99, but task 0 of toy has 42 training images"),

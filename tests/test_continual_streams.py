@@ -170,12 +170,14 @@ def test_the_paper_s_streams():
     }
     for name, numbers in expected.items():
         c = stream_config(name)
-        assert (c.tasks, c.per_task, c.buffer, c.bases, c.downsample, c.outer_per_batch) == numbers
-        assert (c.batch, c.inner_momentum) == (10, 0.9)
+        protocol = (c.stream.tasks, c.stream.per_task, c.buffer.images)
+        assert (*protocol, c.memory.bases, c.memory.downsample, c.buffer.outer_per_batch) == numbers
+        assert (c.stream.batch, c.inner.momentum) == (10, 0.9)
     c = ContinualConfig()  # the presets of the streams have rates of their own
-    assert (c.batch, c.outer_lr, c.outer_momentum, c.inner_lr, c.inner_momentum) == (10, 0.1, 0.5, 0.01, 0.9)
-    assert STREAMS["cifar100"].classes_per_task == 5
-    assert STREAMS["cifar100"].network == "lamaml"
+    assert (c.stream.batch, c.outer.lr, c.outer.momentum) == (10, 0.1, 0.5)
+    assert (c.inner.lr, c.inner.momentum) == (0.01, 0.9)
+    assert STREAMS["cifar100"].stream.classes_per_task == 5
+    assert STREAMS["cifar100"].inner.network == "lamaml"
     for config in STREAMS.values():
         check(config)
 

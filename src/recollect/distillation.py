@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import recollect
-from recollect import fast, outer, starts
+from recollect import fast, outer, queries, starts
 from recollect.config import DistillConfig, Recipe, changed, to_json
 from recollect.data import augment
 from recollect.data.images import Images
@@ -243,7 +243,7 @@ class Distiller:
         network = Network(query.encoder, self.shape, query.size)
         flat, compute = fast.passes(network, self.device, config.run.compute, half=False)
         part = self.preprocess.on(self.device, self.pixels), self.labels
-        recipe = encoder_recipe(config, query)
+        recipe = encoder_recipe(config)
         seeds = [network_seed(config.run.seed, Purpose.TEACH)]
         (params,) = train(flat, [part], recipe, seeds, self.device, compute)
         with torch.no_grad():
@@ -252,9 +252,9 @@ class Distiller:
         outer.forget(state)
 
 
-def encoder_recipe(config: DistillConfig, query: Pictures) -> Recipe:
+def encoder_recipe(config: DistillConfig) -> Recipe:
     """How an encoder is taught to name classes, before it is distilled with."""
-    return Recipe(query.encoder, config.query.encoder_epochs, batch=128, augment=config.query.encoder_augment)
+    return Recipe(queries.ENCODER, config.query.encoder_epochs, batch=128, augment=config.query.encoder_augment)
 
 
 # --- the memory ------------------------------------------------------------------------------------------------------------

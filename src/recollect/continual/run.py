@@ -118,7 +118,7 @@ def run(
     Buffer(config.buffer.images, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
     Network(config.inner.network, stream.shape, stream.classes)
     if needs_memories:
-        account(stream, config, 0)
+        account(stream, config, stream.tasks)
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     others = {"stream": name, "images": fingerprint(images)}
     _begin(Run(out), config, others, {"data": data or {}, "config": to_json(config), **others, "how": how})
