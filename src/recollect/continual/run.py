@@ -231,7 +231,7 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
     compressor = Compressor(stream, setting.config, tasks, setting.device)
     checkpoint = setting.memory(seed, 0).with_name(f"tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
     saved, before = load_checkpoint(checkpoint, "tasks"), 0.0
-    if saved and tuple(saved["tasks"]) == tasks:
+    if saved and tuple(saved["tasks"]) == tasks and "states" in saved:  # 0.1 had another form: these tasks begin anew
         compressor.load(saved)
         before = saved.get("seconds", 0.0)
     streams = [stream.task(task) for task in tasks]
