@@ -295,7 +295,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         ),
         (
             ["--bases", 12],
-            "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one addressing matrix",
+            "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one",
         ),
         (["--per-task", 0], "task 0 of toy has no samples"),
         (["--per-task", 99], "per_task is 99, but task 0 of toy has 42 training images"),

@@ -1,7 +1,6 @@
 """Jobs: whoever performs them, in whatever order, the same comes out; and nothing goes on when the program ends."""
 
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -10,12 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from test_continual_run import CONFIG as STREAM
-from test_selection import SHORT, toy
 
-from recollect import RecollectError, select
-from recollect.continual.run import run
-from recollect.distillation import Stopped
+import recollect
+from recollect.errors import RecollectError
 from recollect.jobs import EXECUTORS, Inline, Job, Processes, Tell
 
 
@@ -39,7 +35,7 @@ def test_results_come_in_the_jobs_order_and_all_is_told(name):
     assert EXECUTORS[name](2).run([], lambda what, amount: None) == []
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("name", ["inline", "threads"])  # of processes: test_continual_run
 def test_the_error_of_one_is_the_user_s(name):
     jobs = [Job("fine", double, (1,)), Job("wrong", refuse, (2,)), Job("fine too", double, (3,))]
     with pytest.raises(RecollectError, match="2 is not for me: give another"):
@@ -53,9 +49,19 @@ def test_what_cannot_be_sent_is_told():
 
 
 def test_a_run_that_was_stopped_in_another_process_says_so_here():
+    from recollect.distillation import Stopped
+
     stopped = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, Path("run"), 3)))
     assert stopped.signal == signal.SIGTERM
     assert str(stopped) == "stopped after outer step 3: continue with recollect resume run"
+
+
+@pytest.fixture(scope="module")
+def small() -> dict:
+    """A selection of two values, without where and by whom. What takes long to import is not in other processes' way."""
+    from test_selection import SHORT, toy
+
+    return {"images": toy(), "config": SHORT, "field": "bases", "values": [2, 3], "networks": 2}
 
 
 # --- through the public interface --------------------------------------------------------------------------------------
@@ -99,24 +105,26 @@ def _timeless(value):
 
 
 @pytest.fixture(scope="module")
-def selected(tmp_path_factory) -> dict[str, object]:
+def selected(tmp_path_factory, small) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("inline") / "s"
-    select(toy(), SHORT, "bases", [2, 3], run=folder, networks=2)
+    recollect.select(**small, run=folder)
     return written(folder)
 
 
-@pytest.mark.parametrize("make", [Backwards, *(lambda name=name: EXECUTORS[name](2) for name in EXECUTORS)])
-def test_a_selection_is_the_same_by_any_executor(selected, tmp_path, make):
-    lines = []
-    found = select(
-        toy(), SHORT, "bases", [2, 3], run=tmp_path / "s", networks=2, executor=make(), progress=lines.append
-    )
+@pytest.mark.parametrize("name", [*EXECUTORS, "backwards"])
+def test_a_selection_is_the_same_by_any_executor(small, selected, tmp_path, name):
+    executor, lines = EXECUTORS[name](2) if name in EXECUTORS else Backwards(), []
+    found = recollect.select(**small, run=tmp_path / "s", executor=executor, progress=lines.append)
     assert written(tmp_path / "s") == selected
     assert [evaluation.name for evaluation in found.evaluations] == ["bases 2", "bases 3"]
     assert sorted(line["step"] for line in lines) == [1, 1, 2, 2]
 
 
 def test_a_stream_is_the_same_by_any_executor(toy_images, tmp_path):
+    from test_continual_run import CONFIG as STREAM
+
+    from recollect.continual.run import run
+
     learners, told = ["compress", "union", "er"], []
     run(toy_images, STREAM, out=tmp_path / "usual", seeds=2, learners=learners)
     ours = Backwards()
@@ -137,32 +145,30 @@ def test_a_stream_is_the_same_by_any_executor(toy_images, tmp_path):
     assert len(ours.performed) == 2 * (STREAM.stream.tasks + 3)
 
 
-def test_what_others_have_performed_is_not_performed_again(selected, tmp_path):
+def test_what_others_have_performed_is_not_performed_again(small, selected, tmp_path):
     """An executor may also say what there is to do, and leave it at that; each job by itself is the work of any process."""
-    options = {"run": tmp_path / "s", "networks": 2}
+    options = small | {"run": tmp_path / "s"}
     with pytest.raises(RecollectError, match="perform bases 2\nperform bases 3"):
-        select(toy(), SHORT, "bases", [2, 3], executor=Printed(), **options)
+        recollect.select(executor=Printed(), **options)
     only = type("Only", (), {"run": lambda self, jobs, tell: Inline().run(jobs[1:], tell)})
-    assert select(toy(), SHORT, "bases", [2, 3], executor=only(), resume=True, **options).evaluations == []
+    assert recollect.select(executor=only(), resume=True, **options).evaluations == []
     assert (tmp_path / "s" / "bases=3.json").exists()
     again = Backwards()
-    assert len(select(toy(), SHORT, "bases", [2, 3], executor=again, resume=True, **options).evaluations) == 2
+    assert len(recollect.select(executor=again, resume=True, **options).evaluations) == 2
     assert written(tmp_path / "s") == selected
 
 
 # --- the end -----------------------------------------------------------------------------------------------------------
 
 
-def wait_here(folder: Path, tell: Tell) -> None:
-    (folder / str(os.getpid())).touch()
-    time.sleep(600)
-
-
 MAIN = """
-import sys
+import os, sys, time
 from pathlib import Path
 from recollect.jobs import Job, Processes
-from test_jobs import wait_here
+
+def wait_here(folder, tell):
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
 
 if __name__ == "__main__":
     Processes(2).run([Job(str(n), wait_here, (Path(sys.argv[1]),)) for n in range(3)], lambda what, amount: None)
@@ -174,15 +180,21 @@ def test_processes_end_with_the_program(tmp_path, number):
     script, folder = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(MAIN)
     folder.mkdir()
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
-    process = subprocess.Popen([sys.executable, script, folder], env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
     try:
         until(lambda: len(list(folder.iterdir())) == 2)
         process.send_signal(number)
         assert process.wait(60) != 0
-        until(lambda: not any(Path("/proc", pid.name).exists() for pid in folder.iterdir()))
+        until(lambda: not any(is_alive(path.name) for path in folder.iterdir()))
     finally:
         process.kill()
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes() != b""  # nothing is left of a zombie's
+    except OSError:
+        return False
 
 
 def until(is_so) -> None:

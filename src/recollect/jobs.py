@@ -43,8 +43,11 @@ class Executor(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class Inline:
-    """One after another, in this process."""
+    """One after another, in this process, however many there may be at a time."""
+
+    workers: int = 1
 
     def run(self, jobs: Sequence[Job], tell: Tell) -> list[Any]:
         return [job(tell) for job in jobs]
@@ -83,7 +86,7 @@ class Processes:
             return Inline().run(jobs, tell)
         context = multiprocessing.get_context("spawn")
         queue = context.SimpleQueue()
-        listener = threading.Thread(target=_listen, args=(queue, tell), daemon=True)
+        listener = threading.Thread(target=lambda: [tell(*event) for event in iter(queue.get, None)], daemon=True)
         listener.start()
         shared = _pickled(jobs), queue, max(1, torch.get_num_threads() // most)
         pool = ProcessPoolExecutor(most, context, _begin, shared)
@@ -102,11 +105,7 @@ class Processes:
         return [future.result() for future in futures]
 
 
-EXECUTORS: dict[str, Callable[[int], Executor]] = {
-    "inline": lambda workers: Inline(),
-    "threads": Threads,
-    "processes": Processes,
-}
+EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "threads": Threads, "processes": Processes}
 """by the number of jobs at a time"""
 
 
@@ -121,11 +120,6 @@ def _pickled(jobs: Sequence[Job]) -> bytes:
         return pickle.dumps(list(jobs))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RecollectError(f"jobs cannot be sent to other processes ({error}): perform them in this one") from None
-
-
-def _listen(queue: Any, tell: Tell) -> None:
-    while (event := queue.get()) is not None:
-        tell(*event)
 
 
 def _begin(pickled: bytes, queue: Any, threads: int) -> None:

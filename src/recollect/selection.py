@@ -69,10 +69,9 @@ def select(
             write_json(file, result)
     jobs = []
     for value, file in zip(values, files, strict=True):
-        name, chosen = f"{field} {value}", changed(config, **{field: value})
-        jobs.append(
-            Job(name, _judged, (images, chosen, name, file, networks, network, data), config.budget.outer_steps)
-        )
+        chosen = changed(config, **{field: value})
+        arguments = images, chosen, f"{field} {value}", file, networks, {"network": network, "data": data}
+        jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
     try:
         (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
     finally:
@@ -92,21 +91,13 @@ def _checked(config: DistillConfig, field: str, values: list[Any], images: Image
 
 
 def _judged(
-    images: Images,
-    config: DistillConfig,
-    name: str,
-    file: Path,
-    networks: int,
-    network: Constructor | None,
-    data: dict[str, Any] | None,
-    tell: Tell,
-) -> dict[str, Any]:
-    """One value: from its file, or from its run, which is new, to be continued or finished."""
+    images: Images, config: DistillConfig, name: str, file: Path, networks: int, options: dict[str, Any], tell: Tell
+) -> None:
+    """One value, unless its file is there; its run is new, to be continued, or finished."""
     if file.is_file():
-        return read_json(file)
+        return
     run = Run(file.with_suffix(""))
-    options: dict[str, Any] = {"run": run.folder, "resume": run.is_begun, "data": data}
-    memory = distill(images, config, network=network, progress=lambda line: tell(line, 1.0), **options)
-    found = evaluate(memory, images, networks=networks, on="validation", network=network, name=name).to_json()
-    write_json(file, found)
-    return found
+    told = {"resume": run.is_begun, "progress": lambda line: tell(line, 1.0)}
+    memory = distill(images, config, run=run.folder, **told, **options)
+    found = evaluate(memory, images, networks=networks, on="validation", network=options["network"], name=name)
+    write_json(file, found.to_json())

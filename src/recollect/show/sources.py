@@ -123,7 +123,7 @@ def _folder(path: Path) -> Source:
     run = Run(path)
     file, matrix = next(((file, found) for file in _results_of(path) if (found := _matrix_of(file))), (path, None))
     has_memory = run.memory_path.is_file()
-    if not (has_memory or matrix or run.config_path.is_file()):
+    if not (has_memory or matrix or run.is_begun):
         raise RecollectError(
             f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder"
         )
