@@ -50,7 +50,11 @@ commands: one file a command
 cli, __main__: the command line
 avalanche: the bridge to Avalanche
 """
-KERNELS = ("fast/kernels.py", "fast/patch_kernels.py")  # Triton's language: a kernel is one function
+KERNELS = (
+    "fast/kernels.py",
+    "fast/edge_kernels.py",
+    "fast/patch_kernels.py",
+)  # Triton's language: a kernel is one function
 LINES, FUNCTION_LINES = 450, 60
 TRACKED, RESULTS, RESULTS_BYTES = 260, 40, 2 * 2**20
 

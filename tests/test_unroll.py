@@ -8,6 +8,7 @@ from torch import Tensor
 
 from recollect import unroll
 from recollect.errors import RecollectError
+from recollect.fast.compiled import compiled
 from recollect.nets import Network
 
 SHAPE = (2, 8, 8)
@@ -152,7 +153,7 @@ def test_compiled_passes_are_the_same_passes():
     loss, params, images, labels, batches, query = setting("mlp:width=6", steps=3)
     eager = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9)
     fast = unroll.metagradient(
-        loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=unroll.compiled(loss)
+        loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=compiled(loss)
     )
     assert distance(fast.images, eager.images) < 1e-10
 
@@ -161,6 +162,6 @@ def test_without_a_compiler_it_says_so_and_runs(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     loss, params, images, labels, batches, query = setting("mlp:width=6", steps=2)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
-        slow = unroll.compiled(loss)
+        slow = compiled(loss)
     found = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=slow)
     assert found.images.isfinite().all()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recollect import unroll
 from recollect.errors import RecollectError
+from recollect.fast.compiled import compiled
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.show import terminal
@@ -89,7 +90,7 @@ def unroll_speed(steps: int = 20) -> dict[str, float]:
     """
     network, arguments = _setting(steps)
     options = {"lr": 0.01, "momentum": 0.9}
-    fast = unroll.compiled(network.loss)
+    fast = compiled(network.loss)
     sides: dict[str, Callable[[], MetaGradient]] = {
         "full graph": lambda: full_graph(*arguments, **options),
         "eager": lambda: unroll.metagradient(*arguments, **options),

@@ -64,7 +64,11 @@ def any_network(network: Network, compile: bool = False) -> General:
     """The passes for a network on any device: a chain's by hand, others' from its loss."""
     if chain.fits(network):
         return chain.Chain(network)
-    return General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
+    if not compile:
+        return General(network, unroll.eager(network.loss))
+    from recollect.fast.compiled import compiled  # takes a second to import
+
+    return General(network, compiled(network.loss))
 
 
 def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from recollect import unroll
 from recollect.config import Recipe
+from recollect.fast.compiled import compiled
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import Engine, precision
 from recollect.fast.flat import Flat, General
@@ -116,7 +117,7 @@ def engine_speed(profile: bool, save: Callable[[dict[str, Any]], None]) -> dict[
     rate, bandwidth = _matrix_rate(), _copy_bandwidth()
     found: dict[str, Any] = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
     terminal.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
-    passes = {"eager": unroll.eager(network.loss), "compiled": unroll.compiled(network.loss)}
+    passes = {"eager": unroll.eager(network.loss), "compiled": compiled(network.loss)}
     for setting in SETTINGS:
         rows: dict[str, Any] = {}
         for name, (mode, rounds, way) in _ways(setting, network, passes).items():
