@@ -21,12 +21,11 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting, write
+from record import begun, setting, show, write
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -36,6 +35,7 @@ from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
 from recollect.evaluation import memory_recipe
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import Purpose, network_seed, seeded
@@ -85,11 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
     memories: dict[str, recollect.Memory] = {}
     plain = {name: value for name, value in shared.items() if not name.startswith(("encoder", "query"))}
     if any(method != "nearest neighbour" for method, _ in due):
-        memories[LABELS] = distilled(images, plain, labels)
+        memories[LABELS] = distilled(images, plain, labels, show)
     runs = {f"{shots}-shot": asked | {"shots": shots} for method, shots in due if method == "image addressing"}
-    with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
-        made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
-        memories |= dict(zip(runs, made, strict=True))
+    jobs = [Job(name, distilled, (images, settings, given.runs / name)) for name, settings in runs.items()]
+    executor = EXECUTORS["inline" if device == "cpu" else "threads"](max(1, len(jobs)))
+    memories |= zip(runs, executor.run(jobs, show), strict=True)
     kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
     recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
@@ -121,20 +121,18 @@ def row_name(method: str, shots: int) -> str:
     return f"{method}, {shots} shot"
 
 
-def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) -> recollect.Memory:
+def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path, tell: Tell) -> recollect.Memory:
     """A memory from its file, or from its run's folder: finished, resumed or new."""
     if (file := folder.with_suffix(".safetensors")).exists():
         memory = recollect.Memory.load(file)
         memory.preprocess(images)
         return memory
 
-    def show(line: dict[str, Any]) -> None:
-        if line["step"] % 100 == 0:
-            print(folder.name, line, flush=True)
+    def progress(line: dict[str, Any]) -> None:
+        tell((folder.name, line), 1.0)
 
     config = changed(recollect.DistillConfig(), **settings)
-    with torch.cuda.stream(torch.cuda.Stream() if settings["device"] != "cpu" else None):
-        return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
+    return recollect.distill(images, config, run=folder, resume=Run(folder).is_begun, progress=progress)
 
 
 def minutes(folder: Path) -> float:

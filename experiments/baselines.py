@@ -34,13 +34,13 @@ from recollect.config import changed, to_json
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.learners import accuracy
 from recollect.continual.metrics import metrics, square
-from recollect.continual.run import fingerprint, load_state, save_state
+from recollect.continual.run import fingerprint
 from recollect.continual.streams import Stream
 from recollect.data import Images, load
 from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
-from recollect.runs import environment
+from recollect.runs import environment, load_checkpoint, save_checkpoint
 from recollect.show.streams import PAPER
 
 NAMES = {"gem": "GEM", "mer": "MER", "lamaml": "La-MAML"}
@@ -224,7 +224,7 @@ def run(
     asked = {"strategy": name, "seed": seed, "on": config.stream.on, "settings": chosen}
     experiences = list(benchmark(Stream(images, config, seed)).train_stream)
     stream = {"config": to_json(config), "images": fingerprint(images)}
-    if checkpoint and (saved := load_state(checkpoint)):
+    if checkpoint and (saved := load_checkpoint(checkpoint, "asked", "stream")):
         if (saved["asked"], saved["stream"]) != (asked, stream):
             raise RecollectError(f"{checkpoint} was begun with other settings: give another folder (--runs)")
         rows, seconds = saved["rows"], saved["seconds"]
@@ -236,7 +236,7 @@ def run(
         seconds = time.perf_counter() - began
         if checkpoint:
             kept = {"asked": asked, "stream": stream, "rows": rows, "seconds": seconds, "state": state(strategy)}
-            save_state(checkpoint, kept)
+            save_checkpoint(checkpoint, kept)
         progress(f"task {task + 1} of {judge.tasks}: {sum(rows[-1]) / len(rows[-1]):.1f} %, {seconds:.0f} s")
     matrix = square(rows)
     return asked | {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(seconds, 1)}

@@ -14,14 +14,12 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting, write
+from record import begun, setting, show, write
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
@@ -30,6 +28,7 @@ from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
 from recollect.evaluation import memory_recipe, protocol
 from recollect.files import read_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed, seeded
@@ -150,15 +149,13 @@ def distil_all(
 ) -> list[Memory]:
     """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time."""
 
-    def one(number: int) -> Memory:
+    def one(number: int, tell: Tell) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
         decided = changed(resolve(config, of_task), seed=config.run.seed + number)
         if not path.exists():
-            began = time.perf_counter()
-            progress = partial(show, f"task {number + 1} of {len(tasks)}")
-            with torch.cuda.stream(torch.cuda.Stream() if decided.run.device != "cpu" else None):
-                memory = distill(of_task, decided, preprocess=preprocess, progress=progress)
+            began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
+            memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 1.0))
             minutes = (time.perf_counter() - began) / 60
             made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
             write(path.with_suffix(".json"), made)
@@ -170,19 +167,14 @@ def distil_all(
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
-    with ThreadPoolExecutor(together if config.run.device != "cpu" else 1) as pool:
-        return list(pool.map(one, numbers))
+    executor = EXECUTORS["inline" if config.run.device == "cpu" else "threads"](together)
+    return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], show)
 
 
 def told(folder: Path, number: int, memory: Memory) -> dict[str, Any]:
     """What was written when a task was distilled; the project's own memories lie without it."""
     path = folder / f"task-{number:02d}.json"
     return read_json(path) if path.exists() else {"classes": [*memory.class_names], "floats": memory.floats}
-
-
-def show(name: str, line: dict[str, Any]) -> None:
-    if line["step"] % 100 == 0:
-        print(name, line, flush=True)
 
 
 # --- what networks are trained on and judged by ----------------------------------------------------------------------

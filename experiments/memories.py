@@ -11,7 +11,6 @@ there is not run again, and one that was stopped goes on.
 
 import argparse
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from record import write
 import recollect
 from recollect.config import changed
 from recollect.files import read_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.runs import Run, environment
 
 ALL = {"bases": 16}
@@ -50,17 +50,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="outer steps of every leg, to try the script out")
     arguments = parser.parse_args()
 
-    def work(name: str) -> None:
+    def work(name: str, tell: Tell) -> None:
         images = recollect.load(name, root=arguments.root)
-        with torch.cuda.stream(torch.cuda.Stream() if torch.cuda.is_available() else None):
-            path, told = arguments.out / f"{name}-1.safetensors", arguments.results / f"{name}-1.json"
-            remember(images, arguments.runs, path, told, arguments.steps)
+        path, told = arguments.out / f"{name}-1.safetensors", arguments.results / f"{name}-1.json"
+        remember(images, arguments.runs, path, told, arguments.steps, tell)
 
-    with ThreadPoolExecutor(len(arguments.only) if torch.cuda.is_available() else 1) as pool:
-        list(pool.map(work, arguments.only))
+    executor = EXECUTORS["threads" if torch.cuda.is_available() else "inline"](len(arguments.only))
+    executor.run([Job(name, work, (name,)) for name in arguments.only], lambda what, _: print(what, flush=True))
 
 
-def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps: int | None) -> None:
+def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps: int | None, tell: Tell) -> None:
     """Run the legs that are missing from the memory at `path`, then test it; all of it is recorded in `told`."""
     written: dict[str, Any] = read_json(told) if told.exists() else {"legs": []}
     for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
@@ -73,9 +72,9 @@ def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps
 
         def show(line: dict[str, Any], number: int = number, every: int = config.run.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
-                print(images.name, "leg", number, line, flush=True)
+                tell(f"{images.name} leg {number} {line}", 1.0)
 
-        memory = recollect.distill(images, config, run=run.folder, resume=run.config_path.exists(), progress=show)
+        memory = recollect.distill(images, config, run=run.folder, resume=run.is_begun, progress=show)
         written = {"legs": [*written["legs"], followed(run, images)], "environment": environment()}
         path.parent.mkdir(parents=True, exist_ok=True)
         memory.save(path)
@@ -101,7 +100,7 @@ def followed(run: Run, images: recollect.Images) -> dict[str, Any]:
     some = lines[:: max(1, len(lines) // 200)]
     losses = {name: [line[name] for line in some] for name in ("step", "loss")}
     minutes = sum(line["seconds"] for line in lines) / 60
-    return {"config": run.config["distill"], "minutes": minutes, "curve": curve, "losses": losses}
+    return {"config": run.settings["distill"], "minutes": minutes, "curve": curve, "losses": losses}
 
 
 def _step(path: Path) -> int:

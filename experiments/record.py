@@ -43,6 +43,13 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def show(what: tuple[str, dict[str, Any]], _: float) -> None:
+    """Every hundredth outer step that a job tells of: (the job, the numbers of the step)."""
+    name, line = what
+    if line["step"] % 100 == 0:
+        print(name, line, flush=True)
+
+
 def learner_row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A row of a stream's table, of one learner's runs in the order of their seeds."""
     of_runs = [metrics(run["matrix"]) for run in runs]

@@ -34,7 +34,7 @@ from recollect import Memory, Preprocess, RecollectError, load
 from recollect.avalanche import BTI, CompressThenRecall, DistilledBuffer, TaskNetwork, benchmark
 from recollect.config import changed
 from recollect.continual.config import ContinualConfig
-from recollect.continual.learners import Compress, accuracy_matrix
+from recollect.continual.learners import Compress, accuracy_matrix, taught
 from recollect.continual.metrics import metrics, square
 from recollect.continual.streams import Stream
 
@@ -128,7 +128,7 @@ def ours():
     """Our own learner on the same stream, and its accuracy matrix."""
     stream = Stream(load("digits"), DIGITS, seed=1)
     learner = Compress(stream, DIGITS)
-    return learner, accuracy_matrix("compress", learner, stream)
+    return learner, accuracy_matrix("compress", taught(learner, stream), stream)
 
 
 def exp(name: str, task: int) -> str:

@@ -96,12 +96,12 @@ def test_distill(call, toy_npz, toy_images, folder):
     assert err.startswith("toy: step 1/3  loss ")
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED
-    assert run.config["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
-    assert run.config["distill"]["network"] == "mlp:width=8"
+    assert run.settings["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
+    assert run.settings["distill"]["network"] == "mlp:width=8"
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
     memory = Memory.load(run.memory_path)
     assert memory.class_names == toy_images.class_names
-    assert memory.header.made["config"] == run.config["distill"]
+    assert memory.header.made["config"] == run.settings["distill"]
     python = json.loads((run.folder / "environment.json").read_text())["python"]
     assert sys.version.startswith(python)
 
@@ -354,7 +354,7 @@ def test_preset_is_in_the_help(call):
 def test_preset_is_in_the_saved_config(call, toy_npz):
     options = ["--preset", "paper", "--outer-steps", 1, "--inner-steps", 2, "--inner-per-class", 3]
     call("distill", toy_npz, *options, "--network", "mlp:width=4", "--out", "run", "--quiet")
-    saved = Run("run").config["distill"]
+    saved = Run("run").settings["distill"]
     changed = {name for name, value in to_json(PAPER).items() if saved[name] != value}
     assert changed == {
         "outer_steps",
@@ -464,7 +464,7 @@ def bad_runs(folder: Path, whole: Path) -> None:
 
     def copy(name: str, **changes) -> Path:
         copied = Path(shutil.copytree(whole, folder / name))
-        config = Run(copied).config
+        config = Run(copied).settings
         config["distill"] |= changes
         (copied / "config.json").write_text(json.dumps(config))
         return copied
@@ -475,7 +475,7 @@ def bad_runs(folder: Path, whole: Path) -> None:
     copy("custom", network="custom mine")
     (copy("config") / "config.json").write_text("{")
     (copy("checkpoint") / "checkpoint.pt").write_bytes(b"junk")
-    config = Run(copy("other-data")).config
+    config = Run(copy("other-data")).settings
     config["data"]["name"] = str(folder / "good2.npz")
     (folder / "other-data" / "config.json").write_text(json.dumps(config))
     good = toy_arrays()
@@ -555,7 +555,7 @@ MISTAKES = """
     select good.npz --values 4 --network convnt | unknown network 'convnt'
     select good.npz --field network --values mlp convnt | unknown network 'convnt'
     select good.npz --values 4 --out run        | run already holds a run
-    select good.npz --values 4 --out selection  | selection already holds a selection
+    select good.npz --values 4 --out selection  | selection already holds a run
     select good.npz --values 4 --use-validation | use_validation leaves nothing to select on
     demo --networks 0                           | number of networks is 0
     demo --out run                              | run already holds a run

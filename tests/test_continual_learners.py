@@ -17,6 +17,7 @@ from recollect.continual.learners import (
     accuracy_matrix,
     is_told,
     make,
+    taught,
 )
 from recollect.continual.metrics import metrics
 from recollect.continual.streams import Batch, Stream
@@ -38,7 +39,7 @@ def test_every_learner_on_every_kind_of_stream(toy_images, kind, name):
     found = []
     for seed in (0, 0, 1):
         stream = Stream(toy_images, KINDS[kind], seed)
-        found.append(accuracy_matrix(name, make(name, stream, KINDS[kind]), stream))
+        found.append(accuracy_matrix(name, taught(make(name, stream, KINDS[kind]), stream), stream))
     matrix = found[0]
     assert matrix == found[1]  # by seed
     assert [[value is None for value in row] for row in matrix] == [[False, True], [False, False]]
@@ -241,7 +242,7 @@ def test_the_upper_bound_is_above_and_replay_beats_online():
     found = {}
     for name in ("online", "er", "gdumb", "all-data"):
         stream = Stream(images, config)
-        found[name] = metrics(accuracy_matrix(name, make(name, stream, config), stream))
+        found[name] = metrics(accuracy_matrix(name, taught(make(name, stream, config), stream), stream))
     assert found["all-data"].ra > 85
     assert found["all-data"].ra > found["gdumb"].ra > 40
     assert found["er"].ra > found["online"].ra

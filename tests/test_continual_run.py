@@ -80,7 +80,7 @@ def matrices(folder: Path) -> dict[str, list]:
 
 
 def test_a_run_s_folder(whole):
-    settings = json.loads((whole / "continual.json").read_text())
+    settings = json.loads((whole / "config.json").read_text())
     assert settings["stream"] == "rotations"
     assert settings["config"]["bases"] == 2
     assert settings["how"]["learners"] == list(LEARNERS)
@@ -155,7 +155,7 @@ def test_every_stream_runs(call, toy_npz, stream):
         "--quiet",
     )
     assert "compress-then-recall" in out
-    settings = json.loads(Path("run/continual.json").read_text())
+    settings = json.loads(Path("run/config.json").read_text())
     assert settings["config"]["kind"] == {"cifar100": "split"}.get(
         stream, stream.removesuffix("-60k").replace("many", "permutations")
     )
@@ -183,7 +183,7 @@ def test_defaults_are_the_stream_s(monkeypatch):
 
 def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypatch):
     copy = Path(shutil.copytree(whole, folder / "copy"))
-    monkeypatch.setattr(run_module, "_do", None)
+    monkeypatch.setattr(run_module, "Job", None)
     call("continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", copy, "--quiet")
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
@@ -197,7 +197,7 @@ def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypat
     ]  # fewer, and one twice: the table is of all that the folder holds
     out, _ = call("continual", "rotations", "--data", toy_npz, *TINY, *options, "--out", copy, "--quiet")
     assert (copy / "table.json").read_bytes() == table == (whole / "table.json").read_bytes()
-    assert out.count("not run") == 4  # rivals that only the paper has
+    assert out.count("not run") == 4  # baselines that only the paper has
 
 
 def test_processes_give_the_same_bytes(whole, folder, toy_images):
@@ -267,7 +267,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "_do", stop)
+    monkeypatch.setattr(run_module, "_distil", stop)
     _, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--out", "run", "--quiet", code=130)
     assert err == "stopped: continue with recollect resume run\n"
 
@@ -331,8 +331,8 @@ def test_a_folder_of_another_run(call, whole, folder, toy_images, toy_npz):
     common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet"]
     _, err = call("continual", "rotations", *common, "--inner-steps", 3, code=2)
     assert (
-        err
-        == f"error: {copy} was begun with inner_steps 2, not 3: go on with the same, or give another folder (--out)\n"
+        err == f"error: {copy} was begun with inner_steps 2, not 3: "
+        "resume it unchanged, or start another run with the new setting (--out)\n"
     )
     _, err = call("continual", "permutations", *common, code=2)
     assert "was begun with kind 'rotations', not 'permutations'" in err
@@ -351,12 +351,12 @@ def test_a_folder_older_than_a_setting(call, whole, folder, toy_npz):
     path = copy / "seed-0" / "compress" / "task-01.safetensors"
     path.unlink()
     (copy / "seed-0" / "compress.json").unlink()
-    known = json.loads((copy / "continual.json").read_text())
+    known = json.loads((copy / "config.json").read_text())
     del known["config"]["kept_downsample"]
-    (copy / "continual.json").write_text(json.dumps(known))
+    (copy / "config.json").write_text(json.dumps(known))
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
-    (copy / "continual.json").write_text(json.dumps(known))
+    (copy / "config.json").write_text(json.dumps(known))
     common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet", "--kept-downsample", 2]
     _, err = call("continual", "rotations", *common, code=2)
     assert "was begun with kept_downsample 1, not 2" in err
@@ -381,9 +381,9 @@ def test_damaged_files(call, whole, folder):
     checkpoint.unlink()
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
-    (copy / "continual.json").write_text("{}")
+    (copy / "config.json").write_text('{"kind": "continual"}')
     _, err = call("resume", copy, "--quiet", code=2)
-    assert "continual.json is damaged" in err
+    assert "config.json has no 'data': restore it" in err
 
 
 def test_an_error_in_a_worker_is_the_user_s_error(toy_images):
@@ -435,7 +435,7 @@ def test_the_summary_is_over_seeds():
 
 
 def test_the_quoted_figures():
-    """docs/protocols.md: ours and the best rivals."""
+    """docs/protocols.md: ours and the best baselines."""
     ours = {stream: rows["compress"].ra for stream, rows in show.PAPER.items()}
     assert ours == {
         "rotations": 80.32, "permutations": 78.48, "many": 74.07, "cifar100": 62.58,

@@ -24,7 +24,7 @@ from recollect.memory import recall
 from recollect.nets import Network
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import BACK, MOST_SKIPS, share
-from recollect.runs import Run
+from recollect.runs import Run, load_checkpoint
 
 module = sys.modules["recollect.distillation"]
 
@@ -160,7 +160,7 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
 
     with pytest.raises(module.Stopped, match="step 3"):
         distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
-    assert Run(tmp_path / "parts").load_checkpoint()["state"]["step"] == 3
+    assert load_checkpoint(Run(tmp_path / "parts").checkpoint_path)["state"]["step"] == 3
     assert (tmp_path / "parts" / "memory.safetensors").exists()
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]

@@ -502,7 +502,7 @@ def evaluation(mean=50.0, network="mlp", name="memory", on="test") -> dict:
 @pytest.fixture
 def run(tmp_path) -> Path:
     """The folder of a run that was evaluated."""
-    folder = Run.create(tmp_path / "run", {"data": {"name": "toy"}, "distill": {"outer_steps": 3}}).folder
+    folder = Run.create(tmp_path / "run", "distill", {"data": {"name": "toy"}, "distill": {"outer_steps": 3}}).folder
     for line in metrics(3):
         Run(folder).log(line)
     made = {"config": {"network": "mlp", "images_per_class": 1, "inner_steps": 7, "bridge": "full"}, "steps": 3}
@@ -671,7 +671,7 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
         shutil.copytree(run, name)
     Path("damaged/evaluation.json").write_text('{"rows": [{"name": "memory", "mean": "high"}]}')
     Path("across/evaluation.json").write_text(json.dumps({"rows": [evaluation(50.0, "alexnet")]}))
-    Run.create("begun", {"data": {}, "distill": {}})
+    Run.create("begun", "distill", {"data": {}, "distill": {}})
     command, said = (part.strip() for part in line.split("|"))
     assert main(command.split()) == 2
     error = capsys.readouterr().err

@@ -99,7 +99,7 @@ def checked(text: str) -> Page:
 def make_run(folder: Path, memory: Memory | None = None, **config) -> Path:
     """A run of three outer steps whose memory this is."""
     settings = to_json(changed(DistillConfig(), outer_steps=3, network="mlp", **config))
-    run = Run.create(folder, {"data": {"name": "toy", "root": None, "size": None}, "distill": settings})
+    run = Run.create(folder, "distill", {"data": {"name": "toy", "root": None, "size": None}, "distill": settings})
     for step in (1, 2, 3):
         run.log({"step": step, "loss": 1 / step, "norm": 0.5 / step, "seconds": 0.25})
     memory = memory or make_memory()

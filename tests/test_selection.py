@@ -62,7 +62,7 @@ def test_refusals(tmp_path):
         select(toy(), changed(SHORT, use_validation=True), "bases", [2], run=tmp_path / "s")
     assert not (tmp_path / "s").exists()
     select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=1)
-    with pytest.raises(RecollectError, match="already holds a selection"):
+    with pytest.raises(RecollectError, match="already holds a run"):
         select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=1)
     with pytest.raises(RecollectError, match="was begun with networks 1, not 2"):
         select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=2, resume=True)

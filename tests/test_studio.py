@@ -288,7 +288,7 @@ def test_cancel_at_once_and_the_next_begins(client):
 @pytest.fixture
 def held(monkeypatch):
     """Trainings that wait for ever."""
-    monkeypatch.setattr(Jobs, "_work", lambda self: None)
+    monkeypatch.setattr(Jobs, "_run", lambda self, job: None)
 
 
 def test_a_limit_for_each_client_and_for_all(client, held):

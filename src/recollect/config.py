@@ -247,16 +247,21 @@ REWORDED = {("query_form", "chances"): "probabilities"}
 """their values"""
 
 
+def renewed(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that 0.1 may have written, in today's names and words."""
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    return {n: REWORDED.get((n, value), value) if isinstance(value, str) else value for n, value in values.items()}
+
+
 def from_json(kind: type[T], values: dict[str, Any], where: object) -> T:
     """The dataclass that `to_json` wrote, or 0.1. An unknown or ill-typed setting is an error that names it; one that is missing
     is younger than what was written, and has its default."""
     known = settings(kind)
-    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    values = renewed(values)
     for name, value in values.items():
         if name not in known:
             raise unknown(f"setting in {where}", name, known)
-        values[name] = REWORDED.get((name, value), value) if isinstance(value, str) else value
-        if not _fits(values[name], known[name][1]):
+        if not _fits(value, known[name][1]):
             raise RecollectError(f"{where}: {name} cannot be {value!r}")
     path_of = {name: path for name, (path, _) in known.items()}
     if all(len(path) == 1 for path in path_of.values()):  # one that is not nested may have fields without defaults

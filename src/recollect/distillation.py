@@ -32,7 +32,7 @@ from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Pictures
-from recollect.runs import Run
+from recollect.runs import Run, check_same, load_checkpoint, save_checkpoint
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import train
 
@@ -44,8 +44,12 @@ class Stopped(Exception):
     """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
 
     def __init__(self, number: int, folder: Path, step: int):
-        super().__init__(f"stopped after outer step {step}: continue with recollect resume {folder}")
+        super().__init__(number, folder, step)  # what it is made of, so that it can come from another process
         self.signal = number
+
+    def __str__(self) -> str:
+        _, folder, step = self.args
+        return f"stopped after outer step {step}: continue with recollect resume {folder}"
 
 
 class Draws(NamedTuple):
@@ -333,7 +337,8 @@ def distill(
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return alone.memory(state)
-    folder = Run.open(run) if resume else Run.create(run, {"data": data or {}, "distill": to_json(config)})
+    settings = {"data": data or {}, "distill": to_json(config)}
+    folder = Run.open(run, "distill") if resume else Run.create(run, "distill", settings)
     return _distill_into(folder, resume, images, config, distiller, progress, say)
 
 
@@ -377,7 +382,8 @@ def _distill_into(
 
     def save() -> None:
         known = {"config": to_json(config), "data": fingerprint, "preprocessing": distiller.stated.to_json()}
-        folder.save_checkpoint(known | {"state": state.to_dict() | {"objective": distiller.objective.to_dict()}})
+        known |= {"state": state.to_dict() | {"objective": distiller.objective.to_dict()}}
+        save_checkpoint(folder.checkpoint_path, known)
 
     with _signals() as caught, distiller.threads():
         trouble = _loop(distiller, state, record, save, caught)
@@ -427,16 +433,10 @@ def _loop(
 
 def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str, Any] | None:
     """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
-    settings = folder.config.get("distill", {})
-    saved = folder.load_checkpoint()
-    for written in (settings, saved["config"] if saved else settings):
-        known = to_json(DistillConfig()) | written  # which may be older than a setting
-        for name, value in to_json(config).items():
-            if known[name] != value:
-                raise RecollectError(
-                    f"{folder.folder} was begun with {name} {known[name]!r}, not {value!r}: "
-                    "resume it unchanged, or start another run with the new setting"
-                )
+    folder.check(config)
+    saved = load_checkpoint(folder.checkpoint_path, "config", "data", "preprocessing", "state")
+    if saved:
+        check_same(folder.folder, saved["config"], config)
     if saved and saved["data"] != fingerprint:
         raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")
     return saved

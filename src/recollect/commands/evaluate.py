@@ -93,7 +93,7 @@ def _is_of_run(memory: Path) -> bool:
     from recollect.runs import Run
 
     run = Run(memory.parent)
-    return memory == run.memory_path and run.config_path.is_file()
+    return memory == run.memory_path and run.is_begun
 
 
 def _images_of(name: str, memory: Path, command: Evaluate):
@@ -103,7 +103,8 @@ def _images_of(name: str, memory: Path, command: Evaluate):
 
     if command.data:
         return load(command.data, root=command.root, size=command.size)
-    known = Run(memory.parent).config["data"] if Run(memory.parent).config_path.exists() else {}
+    run = Run(memory.parent)
+    known = run.settings["data"] if run.is_begun else {}
     try:
         return load(**how({"name": name, **known}, root=command.root, size=command.size))
     except RecollectError as error:

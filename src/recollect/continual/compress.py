@@ -7,6 +7,7 @@ No network is ever trained on the stream.
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -72,9 +73,10 @@ def recall_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recip
 
 @lru_cache(maxsize=2)
 def make_objective(
-    name: str, inner: InnerLoop, shape: Shape, classes: int, device: str, compute: str
+    name: str, inner: InnerLoop, shape: Shape, classes: int, device: str, compute: str, thread: int
 ) -> tuple[Network, Objective]:
-    """What a GPU has captured for it serves all tasks to come. One with a state would have to be each task's own."""
+    """What a GPU has captured for it serves all tasks to come, those of one thread: an engine works for one at a time. One with
+    a state would have to be each task's own."""
     network = Network(inner.network, shape, classes)
     return network, OBJECTIVES[name](network, inner, device, compute)
 
@@ -105,7 +107,7 @@ class Compressor:
         ]
         self.local = local_labels(stream)
         self.network, self.objective = make_objective(
-            config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute
+            config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute, get_ident()
         )
         self.states = [self._begin(task) for task in tasks]
         self.queries = Labels(self.classes).vectors({}, torch.arange(self.classes, device=device), torch.empty(0))

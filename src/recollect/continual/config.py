@@ -7,7 +7,6 @@ from recollect.config import InnerLoop, OuterStep, Sizes, changed, flag, group
 from recollect.config import check as check_numbers
 from recollect.errors import RecollectError, unknown
 
-CONTINUAL = "continual.json"  # in a run's folder: what was asked for
 LEARNERS = ("compress", "union", "gdumb", "online", "er", "agem", "ewc", "all-data")
 """In the order of the table; `union` is compress-then-recall without the task's number at test."""
 

@@ -4,7 +4,7 @@ Compress-then-recall trains nothing on the stream: at test a fresh network learn
 simple, and to their papers; what each may look at stands in its docstring.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -69,19 +69,25 @@ def accuracy(learner: Learner, stream: Stream, task: int, told: bool = True) -> 
     return 100 * float((predicted == split.labels).double().mean())
 
 
-def accuracy_matrix(
-    name: str, learner: Learner, stream: Stream, progress: Callable[[int], None] | None = None
-) -> Matrix:
-    """Row i: the accuracy on tasks 0..i after task i. The whole of a learner's life."""
-    rows: list[list[float]] = []
-    told = is_told(name, stream.config)
+def taught(learner: Learner, stream: Stream) -> Iterator[Learner]:
+    """The whole of a learner's life: as it is after each task."""
     for task in stream:
         for batch in task:
             learner.observe(batch)
         learner.end_task()
-        rows.append([accuracy(learner, stream, seen, told) for seen in range(task.number + 1)])
-        if progress:
-            progress(task.number)
+        yield learner
+
+
+def accuracy_matrix(
+    name: str, after_tasks: Iterable[Learner], stream: Stream, progress: Callable[[int], None] = lambda task: None
+) -> Matrix:
+    """Row i: the accuracy on tasks 0..i after task i. A network for each task is judged once: later ones do not change it."""
+    rows: list[list[float]] = []
+    told = is_told(name, stream.config)
+    for task, learner in enumerate(after_tasks):
+        known = rows[-1] if rows and name in PER_TASK else []
+        rows.append(known + [accuracy(learner, stream, seen, told) for seen in range(len(known), task + 1)])
+        progress(task)
     return square(rows)
 
 

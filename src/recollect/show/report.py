@@ -42,7 +42,7 @@ def write(folder: "Path | str") -> Path:
 def page(run: Run) -> str:
     """The report as HTML."""
     memory, points, lines = Memory.load(run.memory_path), of_memory(run.memory_path), metrics(run)
-    config = run.config
+    config = run.settings
     parts = [
         ("accuracy", "Accuracy", _accuracy(memory, points)),
         ("training", "Training", _training(lines)),

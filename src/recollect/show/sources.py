@@ -123,7 +123,7 @@ def _folder(path: Path) -> Source:
     run = Run(path)
     file, matrix = next(((file, found) for file in _results_of(path) if (found := _matrix_of(file))), (path, None))
     has_memory = run.memory_path.is_file()
-    if not (has_memory or matrix or run.config_path.is_file()):
+    if not (has_memory or matrix or run.is_begun):
         raise RecollectError(
             f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder"
         )
@@ -260,7 +260,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _results_of(folder: Path) -> list[Path]:
-    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its rivals'."""
+    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its baselines'."""
     return [
         *sorted(folder.glob("*.json")),
         *sorted(folder.glob("seed-*/compress.json")),

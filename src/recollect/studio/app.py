@@ -331,6 +331,7 @@ def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int
         terminal.say("it is not on loopback: whoever reaches this machine can use it")
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])
+    app.state.jobs.close()  # which a second Ctrl-C leaves out
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -120,18 +121,17 @@ def _draw(classifier: Classifier) -> dict[str, Any]:
 
 
 class Jobs:
-    """The trainings of all clients. One at a time is worked on, by a thread of its own."""
+    """The trainings of all clients. One at a time is worked on, in the background."""
 
     def __init__(self, shelf: Shelf):
         self.shelf = shelf
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._changed = threading.Condition()  # guards all of this
-        self._worker: threading.Thread | None = None
-        self._is_open = True
+        self._lock = threading.Lock()  # guards them
+        self._worker = ThreadPoolExecutor(1, "trainings")
 
     def add(self, order: Order, client: str) -> Job:
         """Put a training in the queue, or say why not."""
-        with self._changed:
+        with self._lock:
             unfinished = [job for job in self._jobs.values() if not job.is_finished]
             if sum(job.client == client for job in unfinished) >= MOST_PER_CLIENT:
                 raise Busy(f"you have {MOST_PER_CLIENT} trainings under way: wait for one, or cancel it")
@@ -140,10 +140,7 @@ class Jobs:
             job = Job(order, client)
             self._jobs[job.id] = job
             self._forget()
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="trainings", daemon=True)
-                self._worker.start()
-            self._changed.notify_all()
+            self._worker.submit(self._run, job)
         return job
 
     def _forget(self) -> None:
@@ -160,12 +157,12 @@ class Jobs:
 
     def of(self, client: str) -> list[Job]:
         """A client's trainings, the newest last."""
-        with self._changed:
+        with self._lock:
             return [job for job in self._jobs.values() if job.client == client]
 
     def cancel(self, job: Job) -> None:
         """At once, for all to see; the worker notices after the step it is in."""
-        with self._changed:
+        with self._lock:
             if not job.is_finished:
                 job.state, job.classifier = "cancelled", None
 
@@ -173,27 +170,11 @@ class Jobs:
         """Cancel everything, and let the worker end."""
         for job in list(self._jobs.values()):
             self.cancel(job)
-        with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
-        if self._worker:
-            self._worker.join(timeout=5)
-
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
-            self._run(job)
-
-    def _next(self) -> Job | None:
-        """Waits for the next training; nothing once the studio closes."""
-        with self._changed:
-            while self._is_open:
-                for job in self._jobs.values():
-                    if job.state == "waiting":
-                        return job
-                self._changed.wait()
-        return None
+        self._worker.shutdown()
 
     def _run(self, job: Job) -> None:
+        if job.is_finished:  # cancelled while it waited
+            return
         began = time.monotonic()
         try:
             self._train(job, began)
@@ -209,7 +190,7 @@ class Jobs:
 
     def _move(self, job: Job, state: State, error: str = "") -> None:
         """To another state, unless it was cancelled meanwhile."""
-        with self._changed:
+        with self._lock:
             if not job.is_finished:
                 job.error = error
                 job.state = state
