@@ -215,9 +215,7 @@ def classify_then_recall(trained: Callable[[], Pretrained], memory: recollect.Me
     return method
 
 
-def taught(
-    parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str
-) -> list[Tensor]:
+def taught(parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str) -> list[Tensor]:
     """The classes of pixels, by a fresh network trained on each part; all are trained side by side."""
     recipe, fits = memory_recipe(memory), memory.preprocess()
     network = Network(recipe.network, memory.image_shape, int(parts[0][1].max()) + 1)

@@ -53,18 +53,8 @@ _LAMAML_CIFAR = {
     "alpha": 0.1, "lr_alpha": 0.25, "inner": 5, "second_order": 1, "clip": 1.0, "replay": 10, "glances": 10,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, dict[str, float]]] = {
-    "gem": {
-        "rotations": _GEM,
-        "permutations": _GEM,
-        "many": _GEM,
-        "cifar100": {"lr": 0.03, "strength": 0.5, "glances": 2},
-    },
-    "mer": {
-        "rotations": _MER,
-        "permutations": _MER,
-        "many": _MER,
-        "cifar100": _MER | {"lr": 0.01, "beta": 0.1},
-    },
+    "gem": {"rotations": _GEM, "permutations": _GEM, "many": _GEM, "cifar100": {"lr": 0.03, "strength": 0.5, "glances": 2}},
+    "mer": {"rotations": _MER, "permutations": _MER, "many": _MER, "cifar100": _MER | {"lr": 0.01, "beta": 0.1}},
     "lamaml": {
         "rotations": _LAMAML,
         "permutations": _LAMAML,

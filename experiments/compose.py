@@ -49,9 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ways", type=int, default=5, help="classes of a task")
     parser.add_argument("--test-ways", type=int, nargs="+", default=[2, 5])
     parser.add_argument("--count", type=int, default=1000, help="test tasks of each kind")
-    parser.add_argument(
-        "--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip"
-    )
+    parser.add_argument("--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="what networks are trained on")
     parser.add_argument("--epochs", type=int, help="instead of the memories' recipe")
     parser.add_argument("--batch", type=int)
@@ -103,16 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
         for name in given.sources:
             (how, source), key = sources[name], f"{ways}-way, {name}"
             row = found["rows"].setdefault(
-                key,
-                {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []},
+                key, {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []}
             )
             while len(row["values"]) < len(drawn):
                 measure(row, drawn, source, judged, images, how, given.seed, given.group, device)
                 write(given.out, found)
-            print(
-                f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)",
-                flush=True,
-            )
+            print(f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)", flush=True)
 
 
 # --- memories --------------------------------------------------------------------------------------------------------

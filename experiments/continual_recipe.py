@@ -229,12 +229,8 @@ def halved(images: recollect.Images) -> recollect.Images:
     """The mean of every four pixels."""
     height, width = (side // 2 for side in images.shape[1:])
     splits = {name: getattr(images, name) for name in ("train", "validation", "test")}
-    smaller = {
-        name: F.interpolate(split.images.float(), (height, width), mode="area") for name, split in splits.items()
-    }
-    return replace(
-        images, **{name: replace(splits[name], images=each.round().byte()) for name, each in smaller.items()}
-    )
+    smaller = {name: F.interpolate(split.images.float(), (height, width), mode="area") for name, split in splits.items()}
+    return replace(images, **{name: replace(splits[name], images=each.round().byte()) for name, each in smaller.items()})
 
 
 def where() -> dict[str, Any]:
@@ -252,9 +248,7 @@ def line(found: dict[str, Any]) -> str:
     return "; ".join(parts) + f"; {found['CPU seconds']:.0f} s"
 
 
-def measure(
-    stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str
-) -> dict[str, Any]:
+def measure(stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str) -> dict[str, Any]:
     """Distil, and judge the memories by networks trained for one to eight times the unroll's length."""
     began, on_the_wall = time.process_time(), time.perf_counter()
     compressor = Compressor(stream, config, tasks, device)
@@ -262,9 +256,7 @@ def measure(
         compressor.observe(batches)
     seconds, wall = time.process_time() - began, time.perf_counter() - on_the_wall
     parts = [memory.recall() for memory in compressor.memories()]
-    lengths = (
-        [config.buffer.test_steps] if config.buffer.test_steps else [config.inner.steps * times for times in LENGTHS]
-    )
+    lengths = [config.buffer.test_steps] if config.buffer.test_steps else [config.inner.steps * times for times in LENGTHS]
     found = {}
     for steps in lengths:
         recipe = recall_recipe(changed(config, test_steps=steps), len(parts[0][1]), compressor.classes)

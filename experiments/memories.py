@@ -64,9 +64,7 @@ def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps
     written: dict[str, Any] = read_json(told) if told.exists() else {"legs": []}
     for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
         config = changed(recollect.DistillConfig(), **leg)
-        config = changed(
-            config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None
-        )
+        config = changed(config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None)
         config = changed(config, keep_every=max(1, config.budget.outer_steps // KEPT))
         run = Run(runs / f"{images.name}-leg-{number}")
 

@@ -36,9 +36,7 @@ def main() -> None:
             if name in done["rows"]:
                 continue
             began = time.perf_counter()
-            memory = recollect.distill(
-                images, recollect.preset("fast", **SETTING, bases=16, compute=compute, seed=seed)
-            )
+            memory = recollect.distill(images, recollect.preset("fast", **SETTING, bases=16, compute=compute, seed=seed))
             seconds = time.perf_counter() - began
             found = recollect.evaluate(memory, images, networks=arguments.networks, on="validation", compute="fp32")
             done["rows"][name] = {"seconds": seconds, "evaluation": found.to_json()}

@@ -75,12 +75,7 @@ def measure(images: recollect.Images, name: str, steps: int, networks: int) -> d
     seconds = time.perf_counter() - began
     found = recollect.evaluate(memory, images, networks=networks, on="validation")
     print(f"{name}: {found.mean:.2f} ± {found.deviation:.2f} after {seconds:.0f} s", flush=True)
-    return {
-        "config": to_json(config),
-        "seconds": seconds,
-        "evaluation": found.to_json(),
-        "environment": environment(),
-    }
+    return {"config": to_json(config), "seconds": seconds, "evaluation": found.to_json(), "environment": environment()}
 
 
 def show(name: str, line: dict[str, Any]) -> None:

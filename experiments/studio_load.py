@@ -42,9 +42,7 @@ class Client:
         return answer.status, answer.read()
 
 
-def asking(
-    port: int, until: float, method: str, path: str, body: Any, begins: bytes, took: list[float], bad: list[Any]
-):
+def asking(port: int, until: float, method: str, path: str, body: Any, begins: bytes, took: list[float], bad: list[Any]):
     """Ask the same again and again."""
     client = Client(port)
     while time.perf_counter() < until:

@@ -19,14 +19,7 @@ from recollect.config import changed
 from recollect.files import read_json, write_json
 
 TRAINED = changed(
-    ASKED,
-    outer_steps=150,
-    inner_steps=15,
-    inner_lr=0.1,
-    outer_lr=0.05,
-    init="unit",
-    encoder_lr=0.01,
-    network="mlp:width=16",
+    ASKED, outer_steps=150, inner_steps=15, inner_lr=0.1, outer_lr=0.05, init="unit", encoder_lr=0.01, network="mlp:width=16"
 )
 RECIPE = Recipe(network="mlp:width=16", epochs=60, lr=0.1)
 
@@ -105,15 +98,7 @@ def test_command(memory, tmp_path, capsys):
         for number in range(2):
             picture(tmp_path / "groups" / name, 2 * label, number)
     wanted = picture(tmp_path, 0, 2)
-    ask_it = [
-        "ask",
-        str(tmp_path / "toy.safetensors"),
-        str(tmp_path / "groups"),
-        "--network",
-        "mlp:width=16",
-        "--lr",
-        "0.1",
-    ]
+    ask_it = ["ask", str(tmp_path / "toy.safetensors"), str(tmp_path / "groups"), "--network", "mlp:width=16", "--lr", "0.1"]
     assert main([*ask_it, "--save", str(tmp_path / "new.safetensors"), "--classify", str(wanted), "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "mlp:width=16 trained on 12 recalled images" in printed
@@ -127,9 +112,7 @@ def test_command(memory, tmp_path, capsys):
 
 def test_whitening_that_is_not_at_hand_comes_from_the_dataset(memory, tmp_path, capsys):
     fitted = Preprocess.fit(toy().train.images, "zca")
-    whitened = Memory(
-        memory.bases, memory.addressing, replace(memory.header, preprocessing=fitted.to_json()), memory.encoder
-    )
+    whitened = Memory(memory.bases, memory.addressing, replace(memory.header, preprocessing=fitted.to_json()), memory.encoder)
     whitened.fitted = fitted
     groups = {"a": shots(0), "b": shots(1)}
     expected = ask(whitened, groups)
@@ -267,7 +250,5 @@ def test_the_experiment(tmp_path, monkeypatch):
         Memory.load(tmp_path / "runs" / name / "memory.safetensors").save(tmp_path / "files" / f"{name}.safetensors")
     experiment.main([*options, "--runs", str(tmp_path / "files"), "--out", str(tmp_path / "measured.json")])
     measured = read_json(tmp_path / "measured.json")["rows"]
-    assert {name: row["values"] for name, row in measured.items()} == {
-        name: row["values"] for name, row in again.items()
-    }
+    assert {name: row["values"] for name, row in measured.items()} == {name: row["values"] for name, row in again.items()}
     assert not any(row["minutes of distilling"] for row in measured.values())

@@ -52,15 +52,7 @@ def quiet(monkeypatch):
 
 DIGITS = changed(avalanche_example.CONFIG, tasks=3, buffer=60, per_task=100)
 TOY = changed(
-    ContinualConfig(),
-    tasks=2,
-    per_task=15,
-    buffer=6,
-    network="mlp:width=4",
-    bases=2,
-    inner_steps=2,
-    outer_per_batch=1,
-    replay=4,
+    ContinualConfig(), tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4
 )
 KINDS = {
     "rotations": TOY,

@@ -166,9 +166,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, data):
     network = data.draw(st.sampled_from(["mlp:width=4", "convnet:width=2,depth=1", "alexnet:width=1"]))
     preprocess = data.draw(st.sampled_from([Preprocess((0.3,), (0.2,)), whitening()]))
     path = tmp_path_factory.mktemp("saved") / "c.safetensors"
-    made = compose(make(names, data.draw(words), preprocess=preprocess)).train(
-        replace(RECIPE, network=network, epochs=1)
-    )
+    made = compose(make(names, data.draw(words), preprocess=preprocess)).train(replace(RECIPE, network=network, epochs=1))
     made.save(path)
     found, pixels = Classifier.load(path), make_images().test.images
     for name in ("recipe", "class_names", "image_shape", "sources", "seed"):
@@ -277,9 +275,7 @@ def test_a_save_makes_its_folder_and_takes_the_whitening_along(tmp_path):
     made.save(tmp_path / "below" / "c.safetensors")
     assert len(list((tmp_path / "below").iterdir())) == 2
     pixels = make_images().test.images
-    assert torch.equal(
-        Classifier.load(tmp_path / "below" / "c.safetensors").probabilities(pixels), made.probabilities(pixels)
-    )
+    assert torch.equal(Classifier.load(tmp_path / "below" / "c.safetensors").probabilities(pixels), made.probabilities(pixels))
     next((tmp_path / "below").glob("zca-*")).unlink()
     with pytest.raises(RecollectError, match=r"the whitening file zca-\w+.safetensors is not beside"):
         Classifier.load(tmp_path / "below" / "c.safetensors")

@@ -29,14 +29,7 @@ from recollect.config import PAPER, changed, preset, to_json
 from recollect.runs import Run
 from recollect.show import terminal
 
-SMALL = {
-    "network": "mlp:width=8",
-    "outer_steps": 3,
-    "inner_steps": 3,
-    "window": None,
-    "outer_lr": 0.01,
-    "device": "cpu",
-}
+SMALL = {"network": "mlp:width=8", "outer_steps": 3, "inner_steps": 3, "window": None, "outer_lr": 0.01, "device": "cpu"}
 TINY = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 RUN_FILES = {"config.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "memory.safetensors"}
 REPORTED = RUN_FILES | {"report.html"}
@@ -272,9 +265,7 @@ def test_info(call, whole):
 def test_info_of_odd_headers(call):
     """Whatever a header holds is shown as it is, and nothing in it is taken for a style or a picture."""
     memory = make_memory(class_names=("[red]", "[/x]", ":smile:", "a" * 200))
-    header = replace(
-        memory.header, made={"config": [1, {"a": None}]}, budget={"used": {}}, accuracy=[{"mean": 0.123456}]
-    )
+    header = replace(memory.header, made={"config": [1, {"a": None}]}, budget={"used": {}}, accuracy=[{"mean": 0.123456}])
     Memory(memory.bases, memory.addressing, header).save("odd.safetensors")
     out, _ = call("info", "odd.safetensors")
     assert "[red], [/x], :smile:" in out
@@ -356,16 +347,7 @@ def test_preset_is_in_the_saved_config(call, toy_npz):
     call("distill", toy_npz, *options, "--network", "mlp:width=4", "--out", "run", "--quiet")
     saved = Run("run").settings["distill"]
     changed = {name for name, value in to_json(PAPER).items() if saved[name] != value}
-    assert changed == {
-        "outer_steps",
-        "inner_steps",
-        "inner_per_class",
-        "network",
-        "bases",
-        "matrices",
-        "preprocess",
-        "device",
-    }
+    assert changed == {"outer_steps", "inner_steps", "inner_per_class", "network", "bases", "matrices", "preprocess", "device"}
 
 
 @pytest.mark.parametrize(
@@ -633,9 +615,7 @@ def test_a_download_with_a_wrong_checksum(call, folder):
         def log_message(self, format, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "served"))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "served")))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

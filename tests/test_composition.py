@@ -100,8 +100,7 @@ def test_a_composition_is_the_recalls_in_order(data):
     """Every class has its own recall, in full, as often as any other class has images; names are never the same."""
     names = st.lists(words, min_size=1, max_size=4, unique=True)
     memories = [
-        make(data.draw(names), data.draw(words), data.draw(st.integers(1, 4)))
-        for _ in range(data.draw(st.integers(1, 3)))
+        make(data.draw(names), data.draw(words), data.draw(st.integers(1, 4))) for _ in range(data.draw(st.integers(1, 3)))
     ]
     every = [(m, name) for m in memories for name in m.class_names]
     picks = data.draw(st.lists(st.sampled_from(range(len(every))), min_size=min(2, len(every)), unique=True))
@@ -163,11 +162,7 @@ def test_one_whitening_for_all():
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (
-            make(),
-            make(channels=3, name="b"),
-            "toy has images of 1x8x8, b of 3x8x8: compose memories of one image shape",
-        ),
+        (make(), make(channels=3, name="b"), "toy has images of 1x8x8, b of 3x8x8: compose memories of one image shape"),
         (make(preprocess=whitening()), make(name="b"), r"toy is whitened \(ZCA\) and b is not: distil both with one"),
         (make(), make(name="b", preprocess=whitening()), r"b is whitened \(ZCA\) and toy is not: distil both with one"),
         (
@@ -387,9 +382,7 @@ MISTAKES = """
 """
 
 
-@pytest.mark.parametrize(
-    "line", MISTAKES.strip("\n").splitlines(), ids=lambda line: " ".join(line.split("|")[0].split())
-)
+@pytest.mark.parametrize("line", MISTAKES.strip("\n").splitlines(), ids=lambda line: " ".join(line.split("|")[0].split()))
 def test_mistakes_are_one_line(call, line):
     arguments, _, expected = line.partition("|")
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
@@ -441,9 +434,7 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
     sidecar.unlink()
     a, b = (Memory.load(tmp_path / f"{name}.safetensors") for name in "ab")
     for others in ((), make_images(name="others", seed=1)):
-        with pytest.raises(
-            RecollectError, match=r"is not beside .* as in recollect evaluate, compose --test or ask --data"
-        ):
+        with pytest.raises(RecollectError, match=r"is not beside .* as in recollect evaluate, compose --test or ask --data"):
             compose([a, b], others)
     with pytest.warns(UserWarning, match="fitted again from the training images"):
         found = compose([a, b], [make_images(name="others", seed=1), images])
@@ -452,9 +443,7 @@ def test_whitening_that_is_not_at_hand_comes_from_the_dataset(tmp_path):
     other.save(tmp_path / "c.safetensors")
     for sidecar in tmp_path.glob("zca-*"):
         sidecar.unlink()
-    with pytest.raises(
-        RecollectError, match="a and c are whitened differently"
-    ):  # which no whitening file would change
+    with pytest.raises(RecollectError, match="a and c are whitened differently"):  # which no whitening file would change
         compose([Memory.load(tmp_path / f"{name}.safetensors") for name in "ac"])
 
 
@@ -530,9 +519,7 @@ def test_asking_is_that_of_the_files(name):
     if name == "ask-cifar100":
         row = found["image addressing, 5 shot"]
         minutes = row["minutes of distilling"]
-        told = (
-            f"{spread(row)} %\n  (20 tasks, 5 draws; paper 71.2; one shared H200, {minutes:.0f} minutes of distilling)"
-        )
+        told = f"{spread(row)} %\n  (20 tasks, 5 draws; paper 71.2; one shared H200, {minutes:.0f} minutes of distilling)"
         assert told in readme
         labels = found["classify-then-recall, 5 shot"]["minutes of distilling"]
         assert f"{labels:.1f} minutes for the labels' and {minutes - labels:.1f} for each" in text
@@ -591,9 +578,7 @@ def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "distill", None)  # the memories are there
     monkeypatch.setattr(experiment, "measure", measure)
     part = run("part")
-    assert {key: row["values"] for key, row in part["rows"].items()} == {
-        k: r["values"] for k, r in whole["rows"].items()
-    }
+    assert {key: row["values"] for key, row in part["rows"].items()} == {k: r["values"] for k, r in whole["rows"].items()}
     assert capsys.readouterr().out.count("5-way, memories") == 2
     options = options.replace("--full-epochs 1", "--full-epochs 2")
     with pytest.raises(RecollectError, match="begun with other settings"):

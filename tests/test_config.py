@@ -8,18 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect import DistillConfig, Recipe, RecollectError, preset
-from recollect.config import (
-    PRESETS,
-    InnerLoop,
-    OuterStep,
-    Sizes,
-    changed,
-    check,
-    from_json,
-    setting,
-    settings,
-    to_json,
-)
+from recollect.config import PRESETS, InnerLoop, OuterStep, Sizes, changed, check, from_json, setting, settings, to_json
 from recollect.continual.config import Baselines, ContinualConfig
 
 
@@ -75,9 +64,7 @@ def test_an_unknown_field_is_named_and_a_missing_one_is_the_default():
     values = to_json(preset("fast", bases=3))
     older = {name: value for name, value in values.items() if name != "ema"}
     assert from_json(DistillConfig, older, "config.json") == preset("fast", bases=3)
-    with pytest.raises(
-        RecollectError, match=r"unknown setting in config\.json 'inner_step': did you mean 'inner_steps'"
-    ):
+    with pytest.raises(RecollectError, match=r"unknown setting in config\.json 'inner_step': did you mean 'inner_steps'"):
         from_json(DistillConfig, values | {"inner_step": 3}, "config.json")
 
 
@@ -99,10 +86,7 @@ def test_every_preset_can_be_used():
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        *(
-            (f, (0, -1))
-            for f in ("images_per_class", "bases", "downsample", "inner_steps", "inner_per_class", "window")
-        ),
+        *((f, (0, -1)) for f in ("images_per_class", "bases", "downsample", "inner_steps", "inner_per_class", "window")),
         *((f, (0, -1)) for f in ("classes_per_step", "networks_per_step", "outer_steps", "real_per_class")),
         *((f, (0.0, -0.1, float("inf"), float("nan"))) for f in ("inner_lr", "outer_lr")),
         *((f, (-0.1, 1.0, 2.0, float("nan"))) for f in ("inner_momentum", "outer_momentum", "ema")),

@@ -68,8 +68,7 @@ def test_the_paper_s_sizes():
 def test_a_share_too_small_for_the_bases(toy_images):
     stream = Stream(toy_images, CONFIG)
     with pytest.raises(
-        RecollectError,
-        match=r"24 bases do not fit 1/3 of a buffer of 12 images \(256 numbers\): at most 13 .* a larger buffer",
+        RecollectError, match=r"24 bases do not fit 1/3 of a buffer of 12 images \(256 numbers\): at most 13 .* a larger buffer"
     ):
         Compressor(stream, changed(CONFIG, bases=24), [0])
     assert task_budget(stream, CONFIG, 0).sizes(Sizes(bases=13)) == (13, 1)
@@ -126,9 +125,7 @@ def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatc
         switch()
         for pays in (False, True):
             asked = []
-            monkeypatch.setattr(
-                compress.span, "pays", lambda *given, pays=pays, asked=asked: asked.append(given) or pays
-            )
+            monkeypatch.setattr(compress.span, "pays", lambda *given, pays=pays, asked=asked: asked.append(given) or pays)
             found += [distilled(toy_images, config, [0, 1]) + distilled(toy_images, config, [1])]
             assert asked[0][1] == len(found[0][0].bases)
 
@@ -214,9 +211,7 @@ def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
     total, image, memories = config.buffer.images * 64, 64 // config.buffer.kept_downsample**2, 0
     for task in stream:
         room = (total - memories) // image
-        assert room >= config.buffer.images - -(
-            -config.buffer.images * task.number // stream.tasks
-        )  # 1 - (t-1)/T of it at least
+        assert room >= config.buffer.images - -(-config.buffer.images * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
         for number, batch in enumerate(task):
             learner.observe(batch)
             samples = len(learner._compressor.reservoirs[0])
@@ -284,9 +279,7 @@ def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):
 def test_a_hopeless_task_says_so(toy_images, monkeypatch):
     monkeypatch.setattr(compress, "MOST_SKIPS", 2)
     config = changed(CONFIG, inner_lr=1e6)
-    with pytest.raises(
-        RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
-    ):
+    with pytest.raises(RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"):
         distilled(toy_images, config, [1])
 
 
@@ -345,9 +338,7 @@ def test_unrolls_of_random_length(toy_images, monkeypatch):
 # --- a memory that begins as samples -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("small", "size", "images"), [((3, 4, 4), (8, 8), 30), ((1, 4, 3), (7, 6), 30), ((2, 5, 5), (5, 5), 3)]
-)
+@pytest.mark.parametrize(("small", "size", "images"), [((3, 4, 4), (8, 8), 30), ((1, 4, 3), (7, 6), 30), ((2, 5, 5), (5, 5), 3)])
 def test_images_that_bases_can_recall_are_described_exactly(small, size, images):
     draws, count = torch.Generator().manual_seed(0), min(5, images)
     bases, mixed = torch.randn(count, *small, generator=draws), torch.randn(images, count, generator=draws)

@@ -118,9 +118,7 @@ def test_online_is_sgd(toy_images):
         learner.observe(batch)
         for _ in range(CONFIG.baselines.glances):
             optimiser.zero_grad()
-            learner.network.loss(
-                dict(zip(learner.params, params, strict=True)), batch.images / 255, batch.labels
-            ).backward()
+            learner.network.loss(dict(zip(learner.params, params, strict=True)), batch.images / 255, batch.labels).backward()
             optimiser.step()
     for mine, theirs in zip(learner.params.values(), params, strict=True):
         torch.testing.assert_close(mine, theirs.detach())
@@ -150,9 +148,7 @@ def test_replay_sees_the_batch_and_the_buffer(toy_images, monkeypatch):
     learner = Replay(stream, CONFIG)
     seen = []
     gradient = Replay._gradient
-    monkeypatch.setattr(
-        Replay, "_gradient", lambda self, batch: seen.append(len(batch.labels)) or gradient(self, batch)
-    )
+    monkeypatch.setattr(Replay, "_gradient", lambda self, batch: seen.append(len(batch.labels)) or gradient(self, batch))
     for task in range(2):
         for batch in stream.task(task):
             learner.observe(batch)

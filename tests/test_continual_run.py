@@ -140,19 +140,7 @@ def test_every_stream_runs(call, toy_npz, stream):
     kind += ["--preprocess", "normalise"] if kind else []
     kind += ["--network", "lamaml:width=2,hidden=3", "--window", 1] if stream == "cifar100" else []
     out, _ = call(
-        "continual",
-        stream,
-        "--data",
-        toy_npz,
-        *TINY,
-        "--seeds",
-        1,
-        "--learners",
-        "compress",
-        "--out",
-        "run",
-        *kind,
-        "--quiet",
+        "continual", stream, "--data", toy_npz, *TINY, "--seeds", 1, "--learners", "compress", "--out", "run", *kind, "--quiet"
     )
     assert "compress-then-recall" in out
     settings = json.loads(Path("run/config.json").read_text())
@@ -188,13 +176,7 @@ def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypat
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
     table = (copy / "table.json").read_bytes()
-    options = [
-        "--seeds",
-        1,
-        "--learners",
-        "er",
-        "er",
-    ]  # fewer, and one twice: the table is of all that the folder holds
+    options = ["--seeds", 1, "--learners", "er", "er"]  # fewer, and one twice: the table is of all that the folder holds
     out, _ = call("continual", "rotations", "--data", toy_npz, *TINY, *options, "--out", copy, "--quiet")
     assert (copy / "table.json").read_bytes() == table == (whole / "table.json").read_bytes()
     assert out.count("not run") == 4  # baselines that only the paper has
@@ -247,9 +229,7 @@ def test_killed_and_resumed(whole, folder, toy_npz):
     """The process itself, killed outright."""
     command = [PROGRAM, "continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", "killed"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*map(str, command), "--learners", "compress"], env=environment, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*map(str, command), "--learners", "compress"], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list((folder / "killed").rglob("*.safetensors")):
         assert process.poll() is None
@@ -280,23 +260,14 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
     [
         (["--learners", "ours"], "unknown learner 'ours'"),
         (["--learners", "er", "--tasks", 10], "a buffer of 9 images cannot serve 10 tasks"),
-        (
-            ["--kind", "permutations"],
-            "kind is permutations, but rotations is a stream of rotations: name another stream",
-        ),
+        (["--kind", "permutations"], "kind is permutations, but rotations is a stream of rotations: name another stream"),
         (["--seeds", 0], "seeds is 0: give 1 or more"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
         (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give 1 to 8"),
         (["--compute", "bf16", "--device", "cpu"], "compute is bf16, which needs a CUDA device: give fp32 or auto"),
-        (
-            ["--tasks", 10],
-            "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or",
-        ),
-        (
-            ["--bases", 12],
-            "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one",
-        ),
+        (["--tasks", 10], "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or"),
+        (["--bases", 12], "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one"),
         (["--per-task", 0], "task 0 of toy has no samples"),
         (["--per-task", 99], "per_task is 99, but task 0 of toy has 42 training images"),
         (["--network", "mpl"], "unknown network 'mpl'"),

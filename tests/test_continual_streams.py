@@ -112,9 +112,7 @@ def test_a_second_look_is_an_error(toy_images):
 def test_only_the_batch_that_is_looked_at_is_built(toy_images, monkeypatch):
     built = []
     look = Stream._look
-    monkeypatch.setattr(
-        Stream, "_look", lambda self, images, number: built.append(len(images)) or look(self, images, 0)
-    )
+    monkeypatch.setattr(Stream, "_look", lambda self, images, number: built.append(len(images)) or look(self, images, 0))
     stream = Stream(toy_images, ROTATIONS)
     tasks = [stream.task(number) for number in range(4)]
     assert built == []
@@ -190,10 +188,7 @@ def few(images: Images, **parts: Split) -> Images:
     ("change", "message"),
     [
         (dict(outer_per_batch=-1), "outer_per_batch is -1: give 0 or more"),
-        (
-            dict(outer_per_batch=0),
-            r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples",
-        ),
+        (dict(outer_per_batch=0), r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples"),
         (dict(tasks=0), "tasks is 0: give 1 or more"),
         (dict(outer_lr=float("nan")), "outer_lr is nan: give a number above 0"),
         (dict(ema=1.0), "ema is 1.0: give a number from 0 to below 1"),

@@ -87,9 +87,7 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         images_ = recall(state.bases, state.addressing, nn.functional.one_hot(chosen, 3).double(), (4, 4))
         theta, velocity = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
         for rows in batches:
-            gradient = torch.autograd.grad(
-                loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True
-            )
+            gradient = torch.autograd.grad(loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True)
             for name, g in zip(list(theta), gradient, strict=True):
                 velocity[name] = options["momentum"] * velocity[name] + g
                 theta[name] = theta[name] - options["lr"] * velocity[name]
@@ -148,9 +146,7 @@ def test_learns(tmp_path):
 def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
     config = changed(CONFIG, **changes)
     whole = distill(toy(), config, run=tmp_path / "whole")
-    assert (
-        file_bytes(distill(toy(), config), tmp_path / "a") == (tmp_path / "whole" / "memory.safetensors").read_bytes()
-    )
+    assert file_bytes(distill(toy(), config), tmp_path / "a") == (tmp_path / "whole" / "memory.safetensors").read_bytes()
     other = distill(toy(), changed(config, seed=1))
     assert not torch.equal(other.bases, whole.bases)
 
@@ -171,29 +167,8 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
 def test_killed_at_random_moments_and_resumed(tmp_path):
     """SIGKILL, again and again, at moments of chance: the end is the bytes of an uninterrupted run."""
     base = [sys.executable, "-W", "ignore", "-m", "recollect"]
-    settings = [
-        "--network",
-        "mlp:width=8",
-        "--bases",
-        "6",
-        "--downsample",
-        "1",
-        "--inner-steps",
-        "12",
-        "--window",
-        "None",
-    ]
-    settings += [
-        "--outer-steps",
-        "60",
-        "--real-per-class",
-        "20",
-        "--checkpoint-seconds",
-        "0.05",
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
+    settings = ["--network", "mlp:width=8", "--bases", "6", "--downsample", "1", "--inner-steps", "12", "--window", "None"]
+    settings += ["--outer-steps", "60", "--real-per-class", "20", "--checkpoint-seconds", "0.05", "--device", "cpu", "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = lambda *words: subprocess.run([*base, *words], check=True, env=environment, capture_output=True)  # noqa: E731
     run("distill", "digits", *settings, "--out", str(tmp_path / "whole"))
@@ -238,9 +213,7 @@ def test_validation_and_test_are_never_touched(preprocess, tmp_path):
 
 def test_a_network_of_the_users_own(tmp_path):
     def mine(shape, classes):
-        return nn.Sequential(
-            nn.Conv2d(shape[0], 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, classes)
-        )
+        return nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, classes))
 
     memory = distill(toy(), CONFIG, network=mine, run=tmp_path / "run")
     assert memory.header.made["config"]["network"].startswith("custom ")
@@ -301,9 +274,7 @@ def test_no_gradient_is_too_large_for_a_run_that_does_not_clip(monkeypatch):
     assert distill(toy(), changed(CONFIG, clip_running=0.0)).header.made["skipped"] == 0
 
 
-@pytest.mark.parametrize(
-    "changes", [{"clip_norm": 1e-5}, {"clip_running": 0.1}, {"clip_norm": 1e-5, "clip_running": 0.1}]
-)
+@pytest.mark.parametrize("changes", [{"clip_norm": 1e-5}, {"clip_running": 0.1}, {"clip_norm": 1e-5, "clip_running": 0.1}])
 def test_a_clip_is_no_explosion(changes):
     """However much is clipped, what is usual is judged by what came."""
     memory = distill(toy(), changed(CONFIG, outer_steps=60, inner_steps=3, window=None, **changes))
@@ -372,17 +343,13 @@ def test_a_run_that_is_older_than_a_setting(tmp_path):
     assert torch.equal(distill(toy(), CONFIG, run=tmp_path / "run", resume=True).bases, whole.bases)
 
 
-@pytest.mark.parametrize(
-    ("clips", "limit"), [((0.0, 0.0), None), ((0.0, 1e-4), 1e-4), ((0.2, 0.0), 0.2), ((0.2, 1e-4), 1e-4)]
-)
+@pytest.mark.parametrize(("clips", "limit"), [((0.0, 0.0), None), ((0.0, 1e-4), 1e-4), ((0.2, 0.0), 0.2), ((0.2, 1e-4), 1e-4)])
 def test_clips(clips, limit):
     """How far plain SGD goes; the first limit is in gradients that came before."""
     images = toy()
     plain = dict(outer_optimiser="sgd", outer_momentum=0.0, outer_lr=1.0, outer_schedule="constant")
     config = resolve(changed(CONFIG, clip_running=clips[0], clip_norm=clips[1], **plain), images)
-    distiller = Distiller(
-        images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3)
-    )
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3))
     state, moved = distiller.begin(), []
     for _ in range(2):
         before, usual = [tensor.detach().clone() for tensor in state.learned], state.norm

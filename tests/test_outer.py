@@ -51,9 +51,7 @@ def test_only_what_is_learned_moves():
 
 
 def test_a_clip_is_a_length():
-    config = OuterStep(
-        optimiser="sgd", lr=1.0, momentum=0.0, schedule="constant", clip_running=0.0, clip_norm=1.0, ema=0.0
-    )
+    config = OuterStep(optimiser="sgd", lr=1.0, momentum=0.0, schedule="constant", clip_running=0.0, clip_norm=1.0, ema=0.0)
     for times in (1.0, 1e-3):
         one = state(config)
         before = copied(one.learned)

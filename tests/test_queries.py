@@ -109,14 +109,7 @@ def test_asks_and_judges_with_different_images_of_the_same_classes():
 
 def test_learns_to_answer(monkeypatch):
     """Asked with two pictures of each class it has never seen, a network trained on the answer tells the classes apart."""
-    changes = {
-        "outer_steps": 150,
-        "inner_steps": 15,
-        "inner_lr": 0.1,
-        "outer_lr": 0.05,
-        "init": "unit",
-        "encoder_lr": 0.01,
-    }
+    changes = {"outer_steps": 150, "inner_steps": 15, "inner_lr": 0.1, "outer_lr": 0.05, "init": "unit", "encoder_lr": 0.01}
     memory = distill(toy(), changed(ASKED, **changes))
     test = toy().test
     prepared = memory.preprocess()(test.images)
@@ -164,9 +157,7 @@ def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
     assert torch.allclose(query[0], logits.mean(0).softmax(0))
     groups = {"these": toy().test.images[:2], "those": toy().test.images[2:7]}
     assert ask(found, groups).labels.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(
-        RecollectError, match="has query form probabilities, this run unit: give a memory of the same kind"
-    ):
+    with pytest.raises(RecollectError, match="has query form probabilities, this run unit: give a memory of the same kind"):
         resolve(changed(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
     older = {name: value for name, value in asked.header.query.items() if name != "form"}
     older = Memory(asked.bases, asked.addressing, replace(asked.header, query=older), asked.encoder)
@@ -267,9 +258,7 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     shown = memory.preprocess(images)(images.train.images)
     named = memory.encode(shown)[:, : images.classes].argmax(1)
     assert (named == images.train.labels).float().mean() > 0.9
-    assert (
-        distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels
-    ).float().mean() < 0.7
+    assert (distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels).float().mean() < 0.7
 
     real = Distiller.teach
     monkeypatch.setattr(Distiller, "teach", lambda *given: (taught.append(1), real(*given)))
@@ -289,16 +278,10 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     ("changes", "error"),
     [
         ({"query_size": 2, "encoder_epochs": 1}, "query_size is 2, too small for an encoder that learns to name"),
-        (
-            {"query": "labels", "encoder_epochs": 1},
-            "encoder_epochs is 1, and a memory that is asked with labels has no",
-        ),
+        ({"query": "labels", "encoder_epochs": 1}, "encoder_epochs is 1, and a memory that is asked with labels has no"),
         ({"encoder_epochs": -1}, "encoder_epochs is -1: give 0 or more"),
         ({"encoder_augment": "flop"}, "unknown augmentation 'flop'"),
-        (
-            {"query": "labels", "encoder_augment": "flip"},
-            "encoder_augment is flip, and a memory that is asked with labels",
-        ),
+        ({"query": "labels", "encoder_augment": "flip"}, "encoder_augment is flip, and a memory that is asked with labels"),
         (
             {"query": "labels", "query_form": "probabilities"},
             "query_form is probabilities, and a memory that is asked with labels",
@@ -323,9 +306,7 @@ def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
     labels = distill(images, changed(ASKED, query="labels", inner_per_class=3, outer_steps=2))
     labels.save(path)
     probabilities = {"query_form": "probabilities", "query_size": images.classes, "matrices": None, "start": str(path)}
-    config = changed(
-        ASKED, **probabilities, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1
-    )
+    config = changed(ASKED, **probabilities, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1)
     asked = distill(images, config)
     assert asked.encoder
     assert torch.allclose(asked.bases, labels.bases, atol=1e-6)

@@ -164,12 +164,8 @@ def test_both_commands_are_shown():
 
 def test_import_is_light_and_complete():
     """`import recollect` loads none of its heavy dependencies; every public name is there all the same."""
-    code = (
-        "import sys, recollect; print(sorted({'torch', 'numpy', 'tyro', 'matplotlib', 'sklearn'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+    code = "import sys, recollect; print(sorted({'torch', 'numpy', 'tyro', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     for name in recollect.__all__:
         assert getattr(recollect, name) is not None
     assert callable(recollect.distill)

@@ -12,12 +12,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def test_what_holds_nothing_else_is_one_line(tmp_path):
-    value = {
-        "command": 'a "b"',
-        "config": {"lr": 1e-09, "window": None},
-        "rows": [[1.25, 2], [True, 1 / 3]],
-        "empty": [],
-    }
+    value = {"command": 'a "b"', "config": {"lr": 1e-09, "window": None}, "rows": [[1.25, 2], [True, 1 / 3]], "empty": []}
     path = tmp_path / "deeper" / "found.json"
     record.write(path, value)
     assert path.read_text().splitlines() == [

@@ -54,9 +54,7 @@ def test_a_folder_with_other_files_is_fine_and_a_file_is_not(tmp_path):
         Run.create(tmp_path / "notes.txt", "distill", SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "{}", '{"data": {}}', '{"data": {}, "distill": []}', "\xff", "[" * 9999]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"data": {}}', '{"data": {}, "distill": []}', "\xff", "[" * 9999])
 def test_damaged_config(run, text):
     run.config_path.write_text(text, encoding="latin-1")
     with pytest.raises(RecollectError, match=r"config\.json"):
@@ -144,9 +142,7 @@ class Evil:
 
 
 def refused_checkpoint(run: Run) -> None:
-    with pytest.raises(
-        RecollectError, match=r"checkpoint\.pt cannot be read .*: delete it to start this run"
-    ) as caught:
+    with pytest.raises(RecollectError, match=r"checkpoint\.pt cannot be read .*: delete it to start this run") as caught:
         load(run)
     assert "\n" not in str(caught.value)
 

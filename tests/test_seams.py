@@ -83,9 +83,7 @@ def test_its_state_is_in_the_checkpoint(tmp_path):
     whole = distill(toy(), config, objective=watched, run=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         distill(toy(), changed(config, checkpoint_seconds=0.0), objective=watched, run=tmp_path / "run", progress=stop)
-    parts = distill(
-        toy(), changed(config, checkpoint_seconds=0.0), objective=watched, run=tmp_path / "run", resume=True
-    )
+    parts = distill(toy(), changed(config, checkpoint_seconds=0.0), objective=watched, run=tmp_path / "run", resume=True)
     assert torch.equal(parts.bases, whole.bases)
     assert made[-1].steps == 4 > made[-2].steps
 

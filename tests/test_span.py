@@ -31,8 +31,7 @@ def test_the_same_metagradient(dependent, window, bridge, depth):
     query = numbers(NETWORKS, 5, *SHAPE, seed=3), torch.randint(3, (NETWORKS, 5), generator=generator).to(DEVICE)
     starts = [
         Start(
-            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()},
-            torch.randint(IMAGES, (6, 4), generator=generator),
+            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()}, torch.randint(IMAGES, (6, 4), generator=generator)
         )
         for seed in range(NETWORKS)
     ]

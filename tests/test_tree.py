@@ -50,17 +50,11 @@ commands: one file a command
 cli, __main__: the command line
 avalanche: the bridge to Avalanche
 """
-KERNELS = (
-    "fast/kernels.py",
-    "fast/edge_kernels.py",
-    "fast/patch_kernels.py",
-)  # Triton's language: a kernel is one function
+KERNELS = ("fast/kernels.py", "fast/edge_kernels.py", "fast/patch_kernels.py")  # Triton's language: a kernel is one function
 LINES, FUNCTION_LINES = 450, 60
 TRACKED, RESULTS, RESULTS_BYTES = 260, 40, 2 * 2**20
 
-LEVELS = {
-    name: level for level, line in enumerate(ROOMS.strip().splitlines()) for name in line.split(":")[0].split(", ")
-}
+LEVELS = {name: level for level, line in enumerate(ROOMS.strip().splitlines()) for name in line.split(":")[0].split(", ")}
 FILES = sorted(SOURCE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 

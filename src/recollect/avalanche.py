@@ -24,13 +24,7 @@ from recollect.nets import Network, Shape
 from recollect.seeds import Purpose, network_seed, seeded
 
 try:
-    from avalanche.benchmarks import (
-        CLExperience,
-        CLScenario,
-        benchmark_from_datasets,
-        with_classes_timeline,
-        with_task_labels,
-    )
+    from avalanche.benchmarks import CLExperience, CLScenario, benchmark_from_datasets, with_classes_timeline, with_task_labels
     from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskLabels, concat_datasets
     from avalanche.benchmarks.utils.classification_dataset import ClassificationDataset
     from avalanche.benchmarks.utils.data_attribute import has_task_labels
@@ -159,9 +153,7 @@ def _shape(image: Any) -> Shape:
 class _Learner(Compress):
     """Compress-then-recall, fed with experiences of a benchmark in their order."""
 
-    def __init__(
-        self, benchmark: CLScenario, config: ContinualConfig, seed: int, preprocess: Preprocess | None, device: str
-    ):
+    def __init__(self, benchmark: CLScenario, config: ContinualConfig, seed: int, preprocess: Preprocess | None, device: str):
         self.benchmark = _Tasks(benchmark, config, seed, preprocess)
         super().__init__(self.benchmark, config, device)
 

@@ -49,14 +49,7 @@ def _on_gpu(name: str, profile: bool, save: Save) -> dict[str, Any]:
 
 
 def full_graph(
-    loss: unroll.Loss,
-    params: Params,
-    images: Tensor,
-    labels: Tensor,
-    batches: Tensor,
-    query,
-    lr: float,
-    momentum: float,
+    loss: unroll.Loss, params: Params, images: Tensor, labels: Tensor, batches: Tensor, query, lr: float, momentum: float
 ) -> MetaGradient:
     """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the baseline here."""
     images = images.detach().requires_grad_()

@@ -174,9 +174,7 @@ class Classifier:
         return Classifier(recipe, tensors, tuple(header.class_names), shape, preprocess, sources, header.seed)
 
 
-def split_of(
-    class_names: Sequence[str], sources: Sequence[Source], shape: Shape, datasets: Sequence[Images], on: On
-) -> Split:
+def split_of(class_names: Sequence[str], sources: Sequence[Source], shape: Shape, datasets: Sequence[Images], on: On) -> Split:
     """The images of these classes in a split of datasets, labelled by their places. See Classifier.split."""
     images, labels, taken = [], [], {}
     for number, (shown, source) in enumerate(zip(class_names, sources, strict=True)):

@@ -93,9 +93,7 @@ def modern(arguments: list[str]) -> list[str]:
     """Flags and values of 0.1 by their present names."""
     found: list[str] = []
     for word in arguments:
-        name, equals, value = (
-            word.removeprefix("--").replace("-", "_").partition("=") if word[:2] == "--" else ("", "", "")
-        )
+        name, equals, value = word.removeprefix("--").replace("-", "_").partition("=") if word[:2] == "--" else ("", "", "")
         if name in RENAMED:
             word = f"--{RENAMED[name].replace('_', '-')}{equals}{value}"
         before = found[-1].removeprefix("--").replace("-", "_") if found else ""

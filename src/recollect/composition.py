@@ -86,9 +86,7 @@ class Composition:
 
         def told(now: Progress) -> None:
             if not math.isfinite(now.loss):
-                raise RecollectError(
-                    f"the loss is not finite after epoch {now.epoch}: give a lower lr than {recipe.lr:g}"
-                )
+                raise RecollectError(f"the loss is not finite after epoch {now.epoch}: give a lower lr than {recipe.lr:g}")
             if progress:
                 progress({"epoch": now.epoch, "epochs": now.epochs, "loss": now.loss})
 
@@ -99,9 +97,7 @@ class Composition:
         return Classifier(recipe, params, self.class_names, self.image_shape, self.preprocess, self.sources, seed)
 
 
-def compose(
-    parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Images | Sequence[Images]" = ()
-) -> Composition:
+def compose(parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Images | Sequence[Images]" = ()) -> Composition:
     """Recall classes of several memories as one training set: compose([a["cat", "dog"], b["truck"]]).
 
     A memory as it is stands for all its classes. All must have the same image shape and whitening. Mean and standard
@@ -183,9 +179,7 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
 # --- pictures whose labels nobody knows ---------------------------------------------------------------------------
 
 
-def ask(
-    memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None
-) -> Composition:
+def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None) -> Composition:
     """What a memory recalls for groups of pictures, as a training set.
 
     Arguments:
@@ -244,9 +238,7 @@ def folders(paths: Sequence[Path]) -> dict[str, list[Path]]:
     if len(paths) == 1:
         inside = [path for path in visible(paths[0]) if path.is_dir()]
         if len(inside) < 2:
-            raise RecollectError(
-                f"{paths[0]} is one class: give a folder of pictures for each, or one that holds such folders"
-            )
+            raise RecollectError(f"{paths[0]} is one class: give a folder of pictures for each, or one that holds such folders")
         paths = inside
     groups: dict[str, list[Path]] = {}
     for path in paths:

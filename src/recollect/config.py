@@ -205,9 +205,7 @@ def settings(kind: type) -> dict[str, tuple[tuple[str, ...], Any]]:
     for name, hint in typing.get_type_hints(kind, include_extras=True).items():
         plain, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         if dataclasses.is_dataclass(plain):
-            found |= {
-                leaf: ((name, *path), type_) for leaf, (path, type_) in settings(typing.cast(type, plain)).items()
-            }
+            found |= {leaf: ((name, *path), type_) for leaf, (path, type_) in settings(typing.cast(type, plain)).items()}
         else:
             called = next((extra.name for extra in extras if getattr(extra, "name", None)), name)
             found[called.replace("-", "_")] = ((name,), plain)

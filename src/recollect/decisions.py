@@ -74,9 +74,7 @@ def _sizes_of_start(config: DistillConfig, start: Memory) -> DistillConfig:
     own = {"bases": len(start.bases), "matrices": len(start.addressing)}
     given = {name: setting(config, name) for name in own if setting(config, name) is not None}
     if any(given[name] != own[name] for name in given):
-        raise RecollectError(
-            f"{config.run.start} has {own}, which cannot become {given}: leave them out, or start afresh"
-        )
+        raise RecollectError(f"{config.run.start} has {own}, which cannot become {given}: leave them out, or start afresh")
     return changed(config, **(own if config.memory.addressing == "learned" else {}))
 
 

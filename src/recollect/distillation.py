@@ -137,9 +137,7 @@ class Distiller:
             addressing = torch.empty(sizes.matrices, self.query.size, sizes.bases)
             starts.initialise(bases, addressing, sizes.init, generator)
         if sizes.init == "samples":
-            rows = torch.cat(
-                [of[torch.randperm(len(of), generator=generator)[: sizes.matrices]] for of in self.by_class]
-            )
+            rows = torch.cat([of[torch.randperm(len(of), generator=generator)[: sizes.matrices]] for of in self.by_class])
             pixels = self.preprocess(self.pixels[rows.to(self.device)]).cpu()
             starts.begin_as_samples(bases, addressing, pixels, self.labels[rows])
         return bases, addressing
@@ -402,9 +400,7 @@ def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
         say(f"needs about {distiller.needs / 2**30:.1f} GiB of GPU memory, of which {free / 2**30:.1f} GiB are free")
 
 
-def _loop(
-    distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]
-) -> str | None:
+def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]) -> str | None:
     """Outer steps until they are done, a signal is caught, or nothing usable comes out any more (then it says so)."""
     config, saved_at = distiller.config, time.monotonic()
     while state.step < config.budget.outer_steps and not caught:

@@ -109,9 +109,7 @@ def memory_recipe(memory: Memory) -> Recipe:
     return from_json(Recipe, memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
 
 
-def random_real(
-    images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]
-) -> Evaluation:
+def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
     device = find_device(options.get("device", "auto"))
 

@@ -102,9 +102,7 @@ def _check(header: Header, where: object) -> None:
         "checksum": not isinstance(header.checksum, str),
         "query": not is_valid(header.query),
     }
-    wrong |= {
-        name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")
-    }
+    wrong |= {name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")}
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")

@@ -135,16 +135,12 @@ class Budget:
             if wanted.bases not in (None, bases):
                 raise RecollectError(f"bases is {wanted.bases}, but one-hot addressing has {bases} here: leave it out")
             if not bases:
-                raise RecollectError(
-                    f"one-hot addressing needs an image of each class, more than {self.name}: give {self._more}"
-                )
+                raise RecollectError(f"one-hot addressing needs an image of each class, more than {self.name}: give {self._more}")
             return bases, self.per_class()
         bases = wanted.bases or (self.bases(wanted.matrices) if wanted.matrices else self.default_bases())
         most = self.matrices(bases)
         if wanted.matrices is not None and wanted.matrices > most:
-            raise RecollectError(
-                f"matrices is {wanted.matrices}, but only {most} fit beside {bases} bases: give fewer of either"
-            )
+            raise RecollectError(f"matrices is {wanted.matrices}, but only {most} fit beside {bases} bases: give fewer of either")
         return bases, wanted.matrices or most
 
 
@@ -258,9 +254,7 @@ class Memory:
         if isinstance(self.asked, Pictures):
             raise RecollectError(f"{self.name} is asked with pictures, not with labels: use ask (recollect ask)")
         if isinstance(self.asked, Vectors):
-            raise RecollectError(
-                f"{self.name} is asked with vectors ({self.asked.kind}): give floats [Q, {self.asked.size}]"
-            )
+            raise RecollectError(f"{self.name} is asked with vectors ({self.asked.kind}): give floats [Q, {self.asked.size}]")
         if query is None:
             return torch.arange(len(self.class_names))
         if isinstance(query, Tensor):
@@ -376,9 +370,7 @@ class Memory:
         if header.addressing == "one-hot":
             implied = one_hot_addressing(len(header.class_names), len(memory.addressing))
             if not torch.equal(memory.addressing, implied):
-                raise RecollectError(
-                    f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again"
-                )
+                raise RecollectError(f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again")
         memory.folder = path.parent
         memory.name = path.parent.resolve().name if path.name == "memory.safetensors" else path.stem
         return memory
@@ -391,9 +383,7 @@ def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
     if isinstance(header.asked, Pictures):
         expected = {name: (p.shape, torch.float32) for name, p in header.asked.network.module.named_parameters()}
     if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
-        raise RecollectError(
-            f"{where} is damaged: its encoder is not the network that its header names; distil it again"
-        )
+        raise RecollectError(f"{where} is damaged: its encoder is not the network that its header names; distil it again")
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -111,9 +111,7 @@ class Pictures:
     def fresh(self, seed: int, device: str) -> "Params":
         from recollect.nets import Network
 
-        return {
-            n: p.requires_grad_() for n, p in Network(self.encoder, self.shape, self.size).fresh(seed, device).items()
-        }
+        return {n: p.requires_grad_() for n, p in Network(self.encoder, self.shape, self.size).fresh(seed, device).items()}
 
     def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
         from torch.nn.functional import normalize
@@ -156,9 +154,7 @@ def stated(header: dict[str, Any], shape: "Shape", classes: int) -> "Labels | Pi
     if "encoder" not in header:
         return Vectors(header["size"], header["kind"])
     form = header.get("form", "unit")
-    return Pictures(
-        shape, header["size"], OLD_FORMS.get(form) or form, header["shots"], header["ways"], header["encoder"]
-    )
+    return Pictures(shape, header["size"], OLD_FORMS.get(form) or form, header["shots"], header["ways"], header["encoder"])
 
 
 def is_valid(header: object) -> bool:

@@ -61,9 +61,7 @@ class Run:
         """A run that was begun; of this kind, if one is given."""
         run = Run(folder)
         if not run.is_begun:
-            raise RecollectError(
-                f"{run.folder} holds no run (no config.json): give the folder of a run that recollect made"
-            )
+            raise RecollectError(f"{run.folder} holds no run (no config.json): give the folder of a run that recollect made")
         if kind and run.kind != kind:
             raise RecollectError(f"{run.folder} holds a run of kind {run.kind}, not {kind}: give another folder")
         return run
@@ -188,9 +186,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _commit() -> str | None:

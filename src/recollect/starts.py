@@ -38,9 +38,7 @@ def described(images: Tensor, bases: Sequence[int]) -> tuple[Tensor, Tensor]:
     most, _, *small = bases
     units = torch.eye(math.prod(small))
     recalled = recall(units.view(-1, 1, *small), units[None], units, (images.shape[-2], images.shape[-1]))
-    span, mixed = torch.linalg.qr(
-        recalled.flatten(1).double().T
-    )  # a base's pixels are recalled as span @ mixed @ pixels
+    span, mixed = torch.linalg.qr(recalled.flatten(1).double().T)  # a base's pixels are recalled as span @ mixed @ pixels
     within = (images.flatten(2).double() @ span).flatten(1)
     left, sizes, right = torch.linalg.svd(within, full_matrices=False)
     scales = (sizes[:most] / math.sqrt(within.numel())).sqrt()

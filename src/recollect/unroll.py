@@ -195,13 +195,7 @@ def adam_step(params: Params, gradient: Params, mean: Params, square: Params, lr
 
 
 def adam_adjoint(
-    kept: list[Params],
-    slope: Params,
-    carried: dict[str, tuple[Tensor, Tensor]],
-    lr: float,
-    beta: float,
-    t: Step,
-    bridge: Bridge,
+    kept: list[Params], slope: Params, carried: dict[str, tuple[Tensor, Tensor]], lr: float, beta: float, t: Step, bridge: Bridge
 ) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
     """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).
 

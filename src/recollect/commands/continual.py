@@ -17,9 +17,7 @@ from recollect.show import terminal
 class Continual:
     """Learn the tasks of a stream one after another, and compare learners by what they retain; goes on where it was stopped."""
 
-    stream: Positional[
-        Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]
-    ]
+    stream: Positional[Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]]
     """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The
     settings below have its protocol for defaults, and how we distil it"""
     config: Annotated[OmitArgPrefixes[ContinualConfig], arg(name="")]

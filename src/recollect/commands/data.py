@@ -48,10 +48,7 @@ class DataShow:
         rows = [
             ("image", "x".join(map(str, images.shape))),
             ("classes", terminal.class_names(images.class_names)),
-            (
-                "train, validation, test",
-                ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test)),
-            ),
+            ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
         ]
         terminal.pairs(images.name, rows)
         return 0

@@ -37,9 +37,7 @@ class Distill:
         return run_distillation(images, self.config, folder, data, self.quiet, tensorboard=self.tensorboard)
 
 
-def run_distillation(
-    images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False
-) -> int:
+def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
     from recollect.distillation import Stopped, distill
     from recollect.runs import Run
     from recollect.show import tracking

@@ -46,9 +46,7 @@ def memory_floats(stream: Stream, config: ContinualConfig, task: int) -> int:
     """Of a task's memory; refuses a buffer that cannot serve it."""
     budget = task_budget(stream, config, task)
     bases, matrices = budget.sizes(config.memory)
-    return bases * budget.base_numbers + (
-        matrices * budget.classes * bases if config.memory.addressing == "learned" else 0
-    )
+    return bases * budget.base_numbers + (matrices * budget.classes * bases if config.memory.addressing == "learned" else 0)
 
 
 def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
@@ -166,10 +164,7 @@ class Compressor:
         labels = torch.arange(self.classes).repeat_interleave(self.matrices)
         recalled = [recall(state.bases, state.addressing, self.queries, self.stream.shape[1:]) for state in self.states]
         problems = [
-            Problem(
-                Examples(images.detach(), labels.to(self.device), self._span(state)),
-                *self._drawn(batch, reservoir, labels),
-            )
+            Problem(Examples(images.detach(), labels.to(self.device), self._span(state)), *self._drawn(batch, reservoir, labels))
             for state, images, batch, reservoir in zip(self.states, recalled, batches, self.reservoirs, strict=True)
         ]
         steps = self.config.buffer.outer_per_batch * (self.batches - self.waits)
@@ -199,9 +194,7 @@ class Compressor:
         real = Examples(augment.apply(images, shared), truth[places].to(self.device))
         return real, self.objective.draw(labels, chance)
 
-    def _samples(
-        self, batch: Batch, reservoir: Reservoir, count: int, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def _samples(self, batch: Batch, reservoir: Reservoir, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A batch and up to `count` of a reservoir: pixels on the device, and their places among the task's classes."""
         kept = reservoir.draw(count, generator)
         replayed = self.sketch.images(kept.images, batch.images.dtype) if self.sketch else kept.images
@@ -217,9 +210,7 @@ class Compressor:
             header = self._header(task, state, counted(self.budget, bases, addressing, one_hot))
             memory = Memory(bases, addressing.to(torch.uint8) if one_hot else addressing, header)
             if not (bases.isfinite().all() and addressing.isfinite().all()):
-                raise RecollectError(
-                    f"the memory of task {task} is not finite: lower outer_lr ({self.config.outer.lr})"
-                )
+                raise RecollectError(f"the memory of task {task} is not finite: lower outer_lr ({self.config.outer.lr})")
             memory.fitted = self.stream.preprocess
             found.append(memory)
             buffer.store(memory.floats)

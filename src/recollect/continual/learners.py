@@ -157,9 +157,7 @@ class Compress:
     """Compress-then-recall: of a task only its memory stays. Told the task, it recalls that memory and trains a fresh network
     on it; not told, a fresh network on all memories together (the row "union" of the tables)."""
 
-    def __init__(
-        self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None
-    ):
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None):
         account(stream, config, stream.tasks)  # refuses before anything is computed
         self.stream, self.config, self.device = stream, config, device
         self.memories: list[Memory] = memories or []
@@ -354,9 +352,7 @@ class AGem(Replay):
 
     def _direction(self, batch: Batch) -> Params:
         gradient = self._gradient(batch)
-        earlier = self.reservoir.draw(
-            self.config.baselines.agem_reference, self._generator(), lambda tasks: tasks != batch.task
-        )
+        earlier = self.reservoir.draw(self.config.baselines.agem_reference, self._generator(), lambda tasks: tasks != batch.task)
         if not len(earlier.labels):
             return gradient
         reference = self._gradient(earlier)

@@ -198,18 +198,11 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
         tell(f"{what}, task {task + 1} of {stream.tasks}", each)
 
     matrix = accuracy_matrix(name, _after_tasks(setting, stream, name), stream, done)
-    found = {
-        "learner": name,
-        "seed": seed,
-        "told_the_task": is_told(name, setting.config),
-        "on": setting.config.stream.on,
-    }
+    found = {"learner": name, "seed": seed, "told_the_task": is_told(name, setting.config), "on": setting.config.stream.on}
     found |= {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
     if name == "compress":
         spent = [read_json(setting.account(seed, task)) for task in range(stream.tasks)]
-        seconds = sum(
-            each["seconds_of_all"] / each["tasks_side_by_side"] for each in spent
-        )  # side by side, they share it
+        seconds = sum(each["seconds_of_all"] / each["tasks_side_by_side"] for each in spent)  # side by side, they share it
         found["distilling_seconds"] = round(seconds, 2)
     write_json(setting.result(seed, name), found | {"device": setting.device, "environment": environment()})
 

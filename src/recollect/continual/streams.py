@@ -144,12 +144,7 @@ class Stream:
 
     def record(self) -> dict[str, Any]:
         """Everything that was drawn, for the run's folder."""
-        drawn: dict[str, Any] = {
-            "kind": self.config.stream.kind,
-            "dataset": self.name,
-            "seed": self.seed,
-            "tasks": self.tasks,
-        }
+        drawn: dict[str, Any] = {"kind": self.config.stream.kind, "dataset": self.name, "seed": self.seed, "tasks": self.tasks}
         if self.angles is not None:
             drawn["angles"] = self.angles
         if self.config.stream.kind == "permutations":
@@ -164,9 +159,7 @@ class Stream:
         config = self.config
         if config.stream.kind != "split":
             if groups is not None:
-                raise RecollectError(
-                    f"groups of classes are for the stream split: {config.stream.kind} has all in each task"
-                )
+                raise RecollectError(f"groups of classes are for the stream split: {config.stream.kind} has all in each task")
             assert config.stream.tasks is not None  # check() saw to it
             return [tuple(range(self.classes))] * config.stream.tasks
         if groups is not None:
@@ -191,9 +184,7 @@ class Stream:
         height, width = self.shape[1:]
         if self.angles is not None:
             if height != width:
-                raise RecollectError(
-                    f"images of {height}x{width} cannot be rotated in place: give square ones (--size)"
-                )
+                raise RecollectError(f"images of {height}x{width} cannot be rotated in place: give square ones (--size)")
             return [rotation(angle, height) for angle in self.angles]
         if self.config.stream.kind == "permutations":
             generator = torch.Generator().manual_seed(PERMUTATION_SEED)
@@ -229,9 +220,7 @@ class Stream:
                 f"give at most {there:,}{more}"
             )
         if len(_of(self._judged.labels, self.task_classes[number])) == 0:
-            raise RecollectError(
-                f"task {number} of {self.name} has no {self.config.stream.on} images: leave its classes out"
-            )
+            raise RecollectError(f"task {number} of {self.name} has no {self.config.stream.on} images: leave its classes out")
 
 
 def rotation(angle: float, side: int) -> Tensor:

@@ -36,9 +36,7 @@ def passes(
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
     if major < 8 and wanted != "fp32":
-        _say(
-            f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32"
-        )
+        _say(f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32")
         wanted = "fp32"
     reason = _unfit(network)
     if reason is None:

@@ -54,9 +54,7 @@ def problem(setting: Setting, kind: torch.dtype = torch.float32) -> tuple[Params
     addressing = torch.randn(PER_CLASS, CLASSES, 46, generator=generator) * 46**-0.5
     images = recall(bases, addressing, torch.eye(CLASSES), SHAPE[1:])
     labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS)
-    picks = torch.stack(
-        [torch.randperm(len(labels), generator=generator)[: setting.batch] for _ in range(setting.steps)]
-    )
+    picks = torch.stack([torch.randperm(len(labels), generator=generator)[: setting.batch] for _ in range(setting.steps)])
     real = torch.randn(setting.real, 3, 16, 16, generator=generator)
     query = nn.functional.interpolate(real, size=SHAPE[1:], mode="bilinear"), torch.arange(setting.real) % CLASSES
     params = Network("convnet", SHAPE, CLASSES).fresh(0)
@@ -319,11 +317,7 @@ def exactness(save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         noise = torch.Generator("cuda").manual_seed(0)
         for p in double[0].values():
             p += p * (torch.rand(p.shape, generator=noise, device="cuda", dtype=p.dtype) - 0.5) * 2**-23
-        note(
-            f"{name}, float64 from weights rounded to float32",
-            unroll.metagradient(net.loss, *double, **OPTIONS).images,
-            exact,
-        )
+        note(f"{name}, float64 from weights rounded to float32", unroll.metagradient(net.loss, *double, **OPTIONS).images, exact)
         for mode in modes:
             given = Engine(ConvNet(net, mode), mode).metagradient(*single, **OPTIONS).images
             note(f"{name}, {mode}", given.double(), exact)

@@ -100,9 +100,7 @@ class Chain(General):
         return super().held(images, adjoint) + images * patches * 4 * (5 if adjoint else 2)
 
     def pack(self, params: Params) -> Tensor:
-        inward = {
-            name: p.reshape(len(p), *self.inputs[name]).mT if name in self.inputs else p for name, p in params.items()
-        }
+        inward = {name: p.reshape(len(p), *self.inputs[name]).mT if name in self.inputs else p for name, p in params.items()}
         return nn.functional.pad(super().pack(inward), (0, -self.size % ALIGNED))
 
     def _views(self, vector: Tensor) -> Params:
@@ -143,9 +141,7 @@ class Chain(General):
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
-    def judges(
-        self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
         labels = labels.expand(count, labels.shape[-1])

@@ -36,9 +36,7 @@ def compiled(loss: Loss) -> Passes:
         return grad(slope, argnums=(0, 1))(_channels_last(params), images)
 
     def judge(params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
-        return grad_and_value(loss)(
-            _channels_last(params), images.contiguous(memory_format=torch.channels_last), labels
-        )
+        return grad_and_value(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)
 
     options: dict[str, Any] = {"post_grad_custom_pre_pass": PruneConvolutions()}
     faster = partial(torch.compile, dynamic=False, options=options)

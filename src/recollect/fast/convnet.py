@@ -125,11 +125,7 @@ class ConvNet:
         parts, width = {}, self.width
         rows = vector[: self.rows * width].view(self.rows, width)
         for number, block in enumerate(self.blocks):
-            weight = (
-                vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width)
-                if number
-                else rows[: self.patch]
-            )
+            weight = vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width) if number else rows[: self.patch]
             parts[f"{block.name}.weight"] = weight
             parts[f"{block.norm}.weight"], parts[f"{block.norm}.bias"] = rows[block.row], rows[block.row + 1]
         head = vector[self.head_at :]
@@ -349,9 +345,7 @@ class _Launch:
         gy, dgy = (None, None) if both is None else self._halves(both, swapped=True)
         tiles = _tiles("backward", block, net, fused, self.tangent)
         parts = net.width // tiles["CHANNELS"]
-        self.by_patch = (
-            self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
-        )
+        self.by_patch = self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
         gamma, beta = given.norm(block)
         kernels.backward[(self.count, parts)](
             y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),

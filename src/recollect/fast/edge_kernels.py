@@ -24,9 +24,7 @@ def unfold(
     column = pixel % SIDE + right
     inside = (k < 9 * INPUTS) & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
     at = (n * INPUTS + k // 9) * SOURCE * SOURCE + down * SOURCE + right + pixel // SIDE * SOURCE + pixel % SIDE
-    patches = tl.load(images + at, mask=inside, other=0.0).to(
-        x.dtype.element_ty
-    )  # [K, pixels]: neighbours side by side
+    patches = tl.load(images + at, mask=inside, other=0.0).to(x.dtype.element_ty)  # [K, pixels]: neighbours side by side
     tl.store(x + (n * SIDE * SIDE + r)[:, None] * K + tl.arange(0, K)[None, :], tl.trans(patches))
     marked = tl.where(k == 9 * INPUTS, 1.0, patches.to(tl.float32)).to(x.dtype.element_ty)
     out = (n * tl.num_programs(1) + tl.program_id(1)) * K * K + k * K + tl.arange(0, K)[None, :]

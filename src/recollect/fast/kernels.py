@@ -29,9 +29,7 @@ EPSILON = tl.constexpr(1e-5)
 
 
 @triton.jit
-def _y(
-    y, more, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, DOT: tl.constexpr
-):
+def _y(y, more, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, DOT: tl.constexpr):
     """y at pixels r and channels c of image n: read, as a sum of two if there is `more`; or multiplied anew."""
     if FUSED:
         k = tl.arange(0, K)
@@ -283,9 +281,7 @@ def backward(
         if TANGENT:
             dweight = tl.load(dw + k[:, None] * C + c[None, :])
             linear += dweight.to(tl.float32) * A[None, :]
-            across = tl.dot(
-                weight.to(tl.float32) * A[None, :], tl.trans(dweight.to(tl.float32)), input_precision=SMALL_DOT
-            )
+            across = tl.dot(weight.to(tl.float32) * A[None, :], tl.trans(dweight.to(tl.float32)), input_precision=SMALL_DOT)
             across += tl.dot(linear, tl.trans(weight.to(tl.float32)), input_precision=SMALL_DOT)
             constant = tl.sum(dweight.to(tl.float32) * B[None, :] + weight.to(tl.float32) * E[None, :], 1)
             constant -= tl.sum(patch[:, None] * across, 0)

@@ -108,11 +108,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     other to rounding, in directions that no combination of them goes far in."""
     exact = rows.double()
     products = exact @ exact.mT
-    mean = (
-        products.diagonal(dim1=-2, dim2=-1)
-        .mean(-1)[..., None, None]
-        .clamp_min(torch.finfo(exact.dtype).tiny / SMALLEST)
-    )
+    mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(exact.dtype).tiny / SMALLEST)
     unit = torch.eye(rows.shape[-2], dtype=exact.dtype, device=exact.device)
     lower = torch.linalg.cholesky_ex(products + SMALLEST * mean * unit).L  # whose errors a GPU would wait for
     return torch.linalg.solve_triangular(lower, exact, upper=False).to(rows.dtype)

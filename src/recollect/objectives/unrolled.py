@@ -22,9 +22,7 @@ from recollect.objectives.seam import Chance, Examples, Found, Problem
 class Unrolled:
     """Metagradients by the recalled images, the mean over `networks_per_step` fresh networks."""
 
-    def __init__(
-        self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False
-    ):
+    def __init__(self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False):
         self.network, self.inner, self.device = network, inner, device
         self.engine = fast.fastest(network, device, compute, compile) if device.startswith("cuda") else None
         self.passes = fast.any_network(network, compile).passes
@@ -69,9 +67,7 @@ class Unrolled:
         picks = passes.transpose(0, 1).flatten(1)[:, : steps * each].view(classes, steps, each)
         return (picks + torch.arange(classes)[:, None, None] * recalled).transpose(0, 1).flatten(1)
 
-    def _augmentation(
-        self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator
-    ) -> augment.Schedule | None:
+    def _augmentation(self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator) -> augment.Schedule | None:
         """What happens to the batch of each inner step."""
         if shared:
             return augment.Schedule({name: numbers.expand(shape[0], 1, 2) for name, numbers in shared.items()})

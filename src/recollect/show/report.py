@@ -77,9 +77,7 @@ class Html(str):
 
 def tag(name: str, *content: "str | None", **attributes: object) -> Html:
     """An element; `class_` is written class, and what is None is left out."""
-    written = "".join(
-        f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None
-    )
+    written = "".join(f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None)
     inner = "".join(part if isinstance(part, Html) else _escaped(part) for part in content if part is not None)
     return Html(f"<{name}{written}>{inner}</{name}>")
 
@@ -218,17 +216,12 @@ def _recalled(memory: Memory) -> list[Html]:
     note = f"{columns} of {len(memory.addressing):,} recalled images of each class, as pixels again"
     if is_cut:
         note += f"; the first {len(labels)} of {len(memory.class_names):,} classes"
-    return [
-        tag("div", *cards, class_="cards"),
-        tag("p", f"{note}. Each is stretched from black to white.", class_="note"),
-    ]
+    return [tag("div", *cards, class_="cards"), tag("p", f"{note}. Each is stretched from black to white.", class_="note")]
 
 
 def _similarity(memory: Memory) -> list[Html]:
     if not isinstance(memory.asked, Labels):
-        return [
-            tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")
-        ]
+        return [tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")]
     if memory.header.addressing == "one-hot":
         return [tag("p", "The addressing is one-hot: classes share no bases.", class_="note")]
     note = "Cosine similarity of the classes' mean coefficients: 1 where two classes mix the bases alike."
@@ -242,9 +235,7 @@ def _use(memory: Memory, run: Run) -> list[Html]:
     if isinstance(memory.asked, Pictures):
         shots = _number(memory.asked.shots, "picture")
         lines = ["from pathlib import Path", "", *lines]
-        lines += [
-            f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more'
-        ]
+        lines += [f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more']
         lines += ["classifier = recollect.ask(memory, groups).train()", 'print(classifier.classify("picture.png"))']
     else:
         some = list(memory.class_names[:2])

@@ -17,9 +17,7 @@ LINE_SECONDS = 5.0  # between plain lines
 
 
 @contextmanager
-def steps(
-    name: str, total: int, quiet: bool = False, done: int = 0
-) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def steps(name: str, total: int, quiet: bool = False, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """Progress of outer steps: step, loss, speed, time left."""
     if quiet:
         yield None

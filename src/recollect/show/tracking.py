@@ -17,9 +17,7 @@ def tensorboard(folder: Path, wanted: bool) -> Iterator[Callable[[dict[str, Any]
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise RecollectError(
-            "--tensorboard needs the package tensorboard: pip install 'recollect[tensorboard]'"
-        ) from None
+        raise RecollectError("--tensorboard needs the package tensorboard: pip install 'recollect[tensorboard]'") from None
     writer = None
 
     def write(line: dict[str, Any]) -> None:

@@ -105,10 +105,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
+    "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
 
 
@@ -284,11 +281,7 @@ def _results(app: FastAPI, jobs: Jobs) -> None:
         classifier = _classifier(jobs[name])
         return await anyio.to_thread.run_sync(_classified, classifier, await request.body(), limiter=few)
 
-    @app.get(
-        "/api/trainings/{name}/classifier.safetensors",
-        response_class=Response,
-        responses=_file("application/octet-stream"),
-    )
+    @app.get("/api/trainings/{name}/classifier.safetensors", response_class=Response, responses=_file("application/octet-stream"))
     def download(name: str) -> Response:
         """The classifier as a file that recollect.Classifier.load reads."""
         classifier = _classifier(jobs[name])
@@ -350,11 +343,6 @@ def listen(host: str, port: int) -> socket.socket:
 def server(app: FastAPI) -> uvicorn.Server:
     """With limits of its own: connections, and seconds that open streams may delay an end."""
     config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=128,
-        timeout_graceful_shutdown=1,
-        server_header=False,
+        app, log_level="warning", access_log=False, limit_concurrency=128, timeout_graceful_shutdown=1, server_header=False
     )
     return uvicorn.Server(config)

@@ -210,9 +210,7 @@ class Jobs:
 
         def cancelled() -> bool:
             if time.monotonic() - began > MOST_SECONDS:
-                raise RecollectError(
-                    f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network"
-                )
+                raise RecollectError(f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network")
             return job.is_finished
 
         job.classifier = composition.train(recipe, job.order.seed, "cpu", progress, cancelled)
@@ -245,9 +243,7 @@ def python_lines(shelf: Shelf, order: Order) -> str:
     parts = shelf.parts(order.choices)
     recipe = shelf.compose(order.choices).recipe
     entries = list({entry.number: entry for entry, _ in parts}.values())
-    names = {
-        entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)
-    }
+    names = {entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)}
     chosen = [f"{names[entry.number]}[{', '.join(map(repr, classes.names))}]" for entry, classes in parts]
     changed = [f"{name}={value!r}" for name, value in order.changes.items() if value != getattr(recipe, name)]
     lines = [
