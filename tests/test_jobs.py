@@ -49,7 +49,7 @@ def test_what_cannot_be_sent_is_told():
 
 
 def test_a_run_that_was_stopped_in_another_process_says_so_here():
-    from recollect.distillation import Stopped
+    from recollect.runs import Stopped
 
     stopped = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, Path("run"), 3)))
     assert stopped.signal == signal.SIGTERM

@@ -4,11 +4,9 @@ Every outer step draws from generators of its own, keyed by (seed, step): a resu
 bit-for-bit like one that was never interrupted. Only `images.train` is looked at (and `validation`, if told to).
 """
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,24 +30,12 @@ from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Pictures
-from recollect.runs import Run, check_same, load_checkpoint, save_checkpoint
+from recollect.runs import Run, Stopped, check_same, load_checkpoint, save_checkpoint, stopping
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import train
 
 Progress = Callable[[dict[str, Any]], None]
 MakesObjective = Callable[..., Objective]
-
-
-class Stopped(Exception):
-    """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
-
-    def __init__(self, number: int, folder: Path, step: int):
-        super().__init__(number, folder, step)  # what it is made of, so that it can come from another process
-        self.signal = number
-
-    def __str__(self) -> str:
-        _, folder, step = self.args
-        return f"stopped after outer step {step}: continue with recollect resume {folder}"
 
 
 class Draws(NamedTuple):
@@ -316,74 +302,60 @@ def distill(
     """
     config = resolve(config or DistillConfig(), images, query)
     given = {"network": network, "objective": objective, "query": query}
-    own = {name: f"custom {_name(value)}" for name, value in given.items() if value is not None}
+    own = {n: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for n, v in given.items() if v is not None}
     ways = query_of(config, images, query).ways
     net = Network(network or config.inner.network, images.shape, ways or images.classes)
-    config = changed(config, **own)
-
-    def distiller(saved: Preprocess | None = None) -> Distiller:
-        pixels = training_split(images, config).images
-        prepared = saved or preprocess or Preprocess.fit(pixels, config.run.preprocess, config.run.device)
-        return Distiller(images, config, prepared, net, objective, query)
-
-    if run is None:
-        alone = distiller()
-        state = alone.begin()
-        _tell(alone, say)
-        with alone.threads():
-            trouble = _loop(alone, state, lambda line: progress(line) if progress else None, lambda: None, [])
-        if trouble:
-            raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
-        return alone.memory(state)
-    settings = {"data": data or {}, "distill": to_json(config)}
-    folder = Run.open(run, "distill") if resume else Run.create(run, "distill", settings)
-    return _distill_into(folder, resume, images, config, distiller, progress, say)
-
-
-def _name(given: object) -> str:
-    return getattr(given, "__qualname__", type(given).__name__)
-
-
-def _distill_into(
-    folder: Run,
-    resume: bool,
-    images: Images,
-    config: DistillConfig,
-    make: Callable[[Preprocess | None], Distiller],
-    progress: Progress | None,
-    say: Callable[[str], None],
-) -> Memory:
-    """A run in its folder, from the beginning or from its last checkpoint."""
+    config, folder, saved = changed(config, **own), None, None
     split = training_split(images, config)
     fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
-    saved = _resumable(folder, config, fingerprint) if resume else None
-    if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
-        return Memory.load(folder.memory_path)
-    prepared = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images) if saved else None
-    distiller = make(prepared)
-    if not saved:
-        distiller.stated.save_sidecar(folder.folder)
+    if run is not None and resume:
+        folder = Run.open(run, "distill")
+        saved = _resumable(folder, config, fingerprint)
+        if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
+            return Memory.load(folder.memory_path)
+    elif run is not None:
+        folder = Run.create(run, "distill", {"data": data or {}, "distill": to_json(config)})
+    if folder and saved:
+        preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
+    preprocess = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+    distiller = Distiller(images, config, preprocess, net, objective, query)
     state = distiller.begin()
     _tell(distiller, say)
     if saved:
         state.load(saved["state"])
         distiller.objective.load(saved["state"].get("objective", {}))
-    if resume:
-        folder.forget_after(state.step)
+    if folder:
+        return _into(folder, distiller, state, fingerprint, progress or _ignore)
+    with distiller.threads():
+        trouble = _loop(distiller, state, progress or _ignore, lambda: None, [])
+    if trouble:
+        raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
+    return distiller.memory(state)
+
+
+def _ignore(_: dict[str, Any]) -> None:
+    pass
+
+
+def _into(folder: Run, distiller: Distiller, state: State, fingerprint: str, progress: Progress) -> Memory:
+    """A run in its folder, from this state on."""
+    config, preprocess = distiller.config, distiller.stated
+    if not state.step:
+        preprocess.save_sidecar(folder.folder)
+    folder.forget_after(state.step)
 
     def record(line: dict[str, Any]) -> None:
         folder.log(line)
         if config.run.keep_every and state.step % config.run.keep_every == 0:
             distiller.memory(state).save(folder.kept(state.step))
-        if progress:
-            progress(line)
+        progress(line)
 
     def save() -> None:
-        known = {"config": to_json(config), "data": fingerprint, "preprocessing": distiller.stated.to_json()}
+        known = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
         known |= {"state": state.to_dict() | {"objective": distiller.objective.to_dict()}}
         save_checkpoint(folder.checkpoint_path, known)
 
-    with _signals() as caught, distiller.threads():
+    with stopping() as caught, distiller.threads():
         trouble = _loop(distiller, state, record, save, caught)
     save()
     distiller.memory(state).save(folder.memory_path)
@@ -436,27 +408,3 @@ def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str
     if saved and saved["data"] != fingerprint:
         raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")
     return saved
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM, so that a step can be finished and saved; a second one stops at once."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def remember(number: int, _: object) -> None:
-        caught.append(number)
-        for each in numbers:
-            signal.signal(each, before[each])
-
-    for number in numbers:
-        signal.signal(number, remember)
-    try:
-        yield caught
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])

@@ -10,7 +10,11 @@ Everything is written atomically, or line by line; a folder that already holds a
 import io
 import json
 import platform
+import signal
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,18 @@ KINDS: dict[str, dict[str, type]] = {
 """what the settings of each kind have: `data` is how the images were loaded"""
 FILES = {"config.json": "distill", "select.json": "select", "continual.json": "continual"}
 """where settings may stand, and of which kind they are if they do not say (as in 0.1)"""
+
+
+class Stopped(Exception):
+    """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
+
+    def __init__(self, number: int, folder: Path, step: int):
+        super().__init__(number, folder, step)  # what it is made of, so that it can come from another process
+        self.signal = number
+
+    def __str__(self) -> str:
+        _, folder, step = self.args
+        return f"stopped after outer step {step}: continue with recollect resume {folder}"
 
 
 class Run:
@@ -122,6 +138,8 @@ class Run:
         left half written."""
         for leftover in self.folder.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
+        if not self.metrics_path.exists():
+            return
         kept = [line for line in self.metrics() if line["step"] <= step]
         write_atomically(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
@@ -198,3 +216,27 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM, so that a step can be finished and saved; a second one stops at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def remember(number: int, _: object) -> None:
+        caught.append(number)
+        for each in numbers:
+            signal.signal(each, before[each])
+
+    for number in numbers:
+        signal.signal(number, remember)
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])

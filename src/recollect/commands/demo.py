@@ -21,8 +21,7 @@ class Demo:
     def perform(self) -> int:
         at_least_one(self.networks)
         from recollect.demo import demo
-        from recollect.distillation import Stopped
-        from recollect.runs import Run
+        from recollect.runs import Run, Stopped
 
         folder = self.out or _free(Path("runs") / "demo")
         Run(folder).refuse_if_used()

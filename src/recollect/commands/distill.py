@@ -38,8 +38,8 @@ class Distill:
 
 
 def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
-    from recollect.distillation import Stopped, distill
-    from recollect.runs import Run
+    from recollect.distillation import distill
+    from recollect.runs import Run, Stopped
     from recollect.show import tracking
 
     done = len(Run(folder).metrics()) if resume else 0

@@ -45,7 +45,7 @@ class Select:
 
 
 def select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
-    from recollect.distillation import Stopped
+    from recollect.runs import Stopped
     from recollect.selection import select
     from recollect.show import figures
 
