@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from recollect import Evaluation, Memory, Preprocess, RecollectError, cli
+from recollect import Evaluation, Memory, Preprocess, RecollectError
 from recollect.cli import main
+from recollect.commands import plot
 from recollect.data.preprocess import Zca
 from recollect.runs import Run
 from recollect.selection import Selection
@@ -640,5 +641,5 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
 
 
 def test_the_help_names_every_figure():
-    help_text = Path(cli.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
+    help_text = Path(plot.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
     assert set(figures.FIGURES) <= set(re.findall(r"[\w-]+", help_text))

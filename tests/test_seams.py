@@ -65,7 +65,7 @@ def test_an_objective_of_ones_own(addressing):
     memory = distill(toy(), config, objective=MeanImages, progress=lines.append)
     assert lines[-1]["loss"] < 0.5 * lines[0]["loss"]
     assert memory.header.made["config"]["objective"] == "custom MeanImages"
-    assert recollect.evaluate(memory, toy(), networks=2).mean > 60
+    assert recollect.evaluate(memory, toy(), networks=2).mean > 50  # of three classes
 
 
 def test_its_state_is_in_the_checkpoint(tmp_path):
