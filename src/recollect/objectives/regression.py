@@ -62,14 +62,14 @@ class Regression:
             theirs = self.network.features(member["params"], real.images)
         seen = augment.apply(chosen, drawn.augmentation)
         ours = self.network.features(member["params"], seen)
-        value = regression(ours, self._targets(labels).to(ours), theirs, self._targets(real.labels).to(ours))
+        value = regression(ours, self._targets(labels, ours), theirs, self._targets(real.labels, ours))
         by_images = torch.zeros_like(recalled.images).index_copy_(0, rows, torch.autograd.grad(value, chosen)[0])
         self._age(member, seen.detach(), labels, drawn.seed)
         return Found(value.detach(), by_images)
 
-    def _targets(self, labels: Tensor) -> Tensor:
+    def _targets(self, labels: Tensor, like: Tensor) -> Tensor:
         """Centred one-hot: [N, classes]"""
-        return F.one_hot(labels, self.network.classes).float() - 1 / self.network.classes
+        return F.one_hot(labels, self.network.classes).to(like) - 1 / self.network.classes
 
     def _fill(self, seed: int) -> None:
         """Fresh networks, of ages that are spread out."""
