@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format clean
+.PHONY: demo test test-often format clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -12,6 +12,13 @@ test: .venv/installed-dev .venv/chromium
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
 	$(BIN)/pytest
+
+# Ten times: in random orders, beside two busy processes, on one core. The first that fails ends it; its seed is in its header.
+test-often: .venv/installed-dev .venv/chromium
+	for n in 1 2 3 4 5; do $(BIN)/pytest || exit 1; done
+	yes >/dev/null & first=$$!; yes >/dev/null & second=$$!; trap "kill $$first $$second" EXIT; \
+	  for n in 1 2 3; do $(BIN)/pytest || exit 1; done
+	for n in 1 2; do taskset -c 0 $(BIN)/pytest || exit 1; done
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

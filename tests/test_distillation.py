@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -164,38 +163,60 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
     assert [line["step"] for line in Run(tmp_path / "parts").metrics()] == [1, 2, 3, 4, 5, 6]
 
 
+KILLED = """
+import os, signal, sys
+from recollect.cli import main
+
+left, folder = int(sys.argv[1]), sys.argv[2]
+
+def strike(event, arguments):
+    global left
+    if event in ("open", "os.rename") and folder in str(arguments[0]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(strike)
+main(sys.argv[3:])
+"""
+"""recollect, killed when it has touched so many files of its run"""
+
+
 def test_killed_at_random_moments_and_resumed(tmp_path):
-    """SIGKILL, again and again, at moments of chance: the end is the bytes of an uninterrupted run."""
-    base = [sys.executable, "-W", "ignore", "-m", "recollect"]
-    settings = ["--network", "mlp:width=8", "--bases", "6", "--downsample", "1", "--inner-steps", "12", "--window", "None"]
-    settings += ["--outer-steps", "60", "--real-per-class", "20", "--checkpoint-seconds", "0.05", "--device", "cpu", "--quiet"]
+    """SIGKILL, again and again, just before a file is opened or renamed: the end is the bytes of an uninterrupted run."""
+    base = [sys.executable, "-W", "ignore"]
+    settings = [
+        "--network",
+        "mlp:width=8",
+        "--bases",
+        "6",
+        "--downsample",
+        "1",
+        "--inner-steps",
+        "12",
+        "--window",
+        "None",
+        "--outer-steps",
+        "60",
+    ]
+    settings += ["--real-per-class", "20", "--checkpoint-seconds", "0", "--device", "cpu", "--quiet", "--out"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    run = lambda *words: subprocess.run([*base, *words], check=True, env=environment, capture_output=True)  # noqa: E731
-    run("distill", "digits", *settings, "--out", str(tmp_path / "whole"))
-    moments, kills = random.Random(0), 0
-    command = [*base, "distill", "digits", *settings, "--out", str(tmp_path / "killed")]
-    while True:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        seen = (tmp_path / "killed" / "metrics.jsonl").stat().st_size if kills else 0
-        metrics = tmp_path / "killed" / "metrics.jsonl"
-        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > seen):
-            time.sleep(0.005)  # it has begun its work
-        time.sleep(moments.uniform(0, 0.4))
-        if kills == 3 or process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-        kills += 1
-        command = [*base, "resume", str(tmp_path / "killed"), "--quiet"]
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
-    assert kills >= 2
-    memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("killed", "whole")]
+    whole = [*base, "-m", "recollect", "distill", "digits", *settings, tmp_path / "whole"]
+    subprocess.run(whole, check=True, env=environment, capture_output=True)
+    folder, moments = tmp_path / "killed", random.Random(0)
+    command = ["distill", "digits", *settings, folder]
+    for _ in range(4):
+        moment = str(moments.randint(4, 40))
+        done = subprocess.run([*base, "-c", KILLED, moment, folder, *command], env=environment, capture_output=True)
+        assert done.returncode == -signal.SIGKILL
+        command = ["resume", folder, "--quiet"]
+    done = subprocess.run([*base, "-m", "recollect", *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    memories = [(tmp_path / name / "memory.safetensors").read_bytes() for name in ("killed", "whole")]
     assert memories[0] == memories[1]
-    steps = [json.loads(line)["step"] for line in (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 61))
-    assert not list((tmp_path / "killed").glob(".*tmp"))
+    assert not list(folder.glob(".*tmp"))
 
 
 @pytest.mark.parametrize("preprocess", ["normalise", "zca"])

@@ -198,7 +198,7 @@ def is_alive(pid: str) -> bool:
 
 
 def until(is_so) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
