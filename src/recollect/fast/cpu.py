@@ -13,6 +13,7 @@ their sums are added in a fixed order.
 """
 
 import os
+import platform
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,10 @@ from recollect.fast.layout import Layout
 from recollect.nets import Network
 
 aten = torch.ops.aten
-PIECE = 8
-"""images of 32x32 and width 128 that go through the network together: their maps fit into the cache"""
+ONEDNN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+PIECE = 6 * 2**20
+"""bytes of the largest map of the images that go through the network together: what is held of them fits into the cache"""
+LEAST = 4  # images that a thread is worth
 Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -41,8 +44,7 @@ class CpuConvNet(Layout):
     def __init__(self, network: Network, precision: str):
         super().__init__(network)
         self.kind = torch.bfloat16 if precision == "bf16" else torch.float32
-        side = self.blocks[0].side
-        self.piece = max(1, PIECE * 32 * 32 * 128 // (side * side * self.width))
+        self.piece = max(1, PIECE // (self.blocks[0].side ** 2 * self.width * self.kind.itemsize))
 
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of the maps of a pass: of all threads, each with one piece."""
@@ -70,17 +72,18 @@ class CpuConvNet(Layout):
 
     def _shared(self, work: Pass, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """A pass over all images: the sum of the vectors that it finds, and what it gives for each image."""
-        images = images.contiguous()
+        images = images.detach().float().contiguous()
 
         def share(seen: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-            found, pieces = torch.zeros(self.size), zip(seen.split(self.piece), truth.split(self.piece), strict=True)
+            found, count = torch.zeros(self.size), -(-len(seen) // self.piece)
+            pieces = zip(seen.tensor_split(count), truth.tensor_split(count), strict=True)
             return found, torch.cat([work(*piece, found) for piece in pieces])
 
-        threads = min(torch.get_num_threads(), len(images))
+        threads = max(1, min(torch.get_num_threads(), len(images) // LEAST))
         if threads == 1:
             return share(images, labels)
-        shares = zip(images.tensor_split(threads), labels.tensor_split(threads), strict=True)
-        results = list(_workers(threads, os.getpid()).map(share, *zip(*shares, strict=True)))
+        shares = images.tensor_split(threads), labels.tensor_split(threads)
+        results = list(_workers(threads, os.getpid()).map(share, *shares))
         found = results[0][0]
         for other, _ in results[1:]:
             found += other
@@ -91,9 +94,15 @@ class CpuConvNet(Layout):
 def _workers(threads: int, process: int) -> ThreadPoolExecutor:
     """Threads of which each computes by itself. A forked process has none of its parent's."""
     before, together = torch.get_num_threads(), threading.Barrier(threads + 1)
-    pool = ThreadPoolExecutor(threads, "recollect", initializer=torch.set_num_threads, initargs=(1,))
+
+    def alone() -> None:
+        torch.get_num_threads()  # or the first operation would undo the next line
+        torch.set_num_threads(1)
+        together.wait()
+
+    pool = ThreadPoolExecutor(threads, "recollect")
     for _ in range(threads):
-        pool.submit(together.wait)
+        pool.submit(alone)
     together.wait()
     torch.set_num_threads(before)  # what other new threads get
     return pool
@@ -116,7 +125,7 @@ def _value(given: _Given, images: Tensor, labels: Tensor, found: Tensor, total: 
     """Adds the gradient by the weights to `found`; every image's loss."""
     run, maps, pooled = _Piece(given, None, images, found), [], []
     for number, weight in enumerate(given.weights):
-        maps.append(_convolve(pooled[-1], weight) if number else run.first())
+        maps.append(_convolve(pooled[-1], weight) if number else run.first(given))
         pooled.append(run.forward(number, (maps[-1], None, None)))
     ga, losses = run.head(pooled[-1], labels, total)
     for number, weight in reversed(list(enumerate(given.weights))):
@@ -132,22 +141,24 @@ def _value(given: _Given, images: Tensor, labels: Tensor, found: Tensor, total: 
 def _adjoint(given: _Given, moved: _Given, images: Tensor, labels: Tensor, found: Tensor, total: int) -> Tensor:
     """Adds H mu to `found`; (d/dx) <g, mu>."""
     run, count = _Piece(given, moved, images, found), len(images)
-    stacks, extra, pooled = [], [], []
+    maps, stacks, pooled = [(run.first(given), run.first(moved), None)], [], []
     for number, weight in enumerate(given.weights):
-        stacks.append(_convolve(pooled[-1], weight) if number else run.first())
-        extra.append(_convolve(pooled[-1][:count], moved.weights[number]) if number else None)
-        pooled.append(run.forward(number, (*stacks[-1].split(count), extra[-1])))
+        if number:
+            stacks.append(_convolve(pooled[-1], weight))
+            maps.append((*stacks[-1].split(count), _convolve(pooled[-1][:count], moved.weights[number])))
+        pooled.append(run.forward(number, maps[-1]))
     both, _ = run.head(pooled[-1], labels, total)
-    more = None
+    back = both[count:], both[:count], None
     for number, weight in reversed(list(enumerate(given.weights))):
-        stack, before = stacks[number], pooled[number - 1]
-        run.backward(number, (*stack.split(count), extra[number]), (both[count:], both[:count], more))
-        if number:  # the stack is [dgy; gy] now
+        run.backward(number, maps[number], back)
+        if number:
+            before, stack = pooled[number - 1], stacks[number - 1]  # [dgy; gy] now
             both = _by_input(stack, before, weight)
-            more = _by_input(stack[count:], before[:count], moved.weights[number])
+            back = both[count:], both[:count], _by_input(stack[count:], before[:count], moved.weights[number])
             run.add(number, _by_weight(stack, before, weight))
-    run.add_first(stacks[0][:count])
-    return run.by_images(stacks[0], images)
+    dgy, gy, _ = maps[0]
+    run.add_first(dgy)
+    return run.by_images(dgy, gy, images)
 
 
 class _Piece:
@@ -172,13 +183,10 @@ class _Piece:
     def _halves(self, both: Tensor) -> tuple[Tensor, Tensor | None]:
         return both[: self.count], None if self.moved is None else both[self.count :]
 
-    def first(self) -> Tensor:
-        """The first block's map, or [y; dy]: its convolution is a product of the patches."""
-        both = self._maps(self.net.blocks[0].side)
-        for half, given in zip(self._halves(both), (self.given, self.moved), strict=True):
-            if half is not None and given is not None:
-                torch.mm(self.patches.flatten(0, 1), given.weights[0], out=_rows(half))
-        return both
+    def first(self, given: _Given) -> Tensor:
+        """The first block's map: its convolution is a product of the patches."""
+        side, width = self.net.blocks[0].side, self.net.width
+        return _product(_rows(self.patches), given.weights[0]).view(-1, side, side, width).permute(0, 3, 1, 2)
 
     def forward(self, number: int, maps: tuple[Tensor | None, ...]) -> Tensor:
         """a, or [a; da]."""
@@ -204,13 +212,13 @@ class _Piece:
         self.found[f"{self.net.blocks[number].name}.weight"] += by_weight.permute(0, 2, 3, 1)
 
     def add_first(self, by_y: Tensor) -> None:
-        self.found["0.weight"] += self.patches.flatten(0, 1).T @ _rows(by_y)
+        self.found["0.weight"] += _product(_rows(self.patches).T, _rows(by_y))
 
-    def by_images(self, stack: Tensor, images: Tensor) -> Tensor:
-        """The gradient by the images, from [dgy; gy] of the first block."""
+    def by_images(self, dgy: Tensor, gy: Tensor, images: Tensor) -> Tensor:
+        """The gradient by the images, from those by the first block's map."""
         assert self.moved is not None
-        dgy, gy = stack.split(self.count)
-        by_patches = torch.mm(_rows(dgy), self.given.weights[0].T).addmm_(_rows(gy), self.moved.weights[0].T)
+        by_patches = _product(_rows(dgy), self.given.weights[0].T)
+        by_patches += _product(_rows(gy), self.moved.weights[0].T)
         found = torch.empty_like(images)
         kernels.fold(_array(by_patches.view_as(self.patches)), self.net.padding, found.numpy())
         return found
@@ -220,28 +228,32 @@ class _Piece:
         features, dfeatures = self._halves(pooled.permute(0, 2, 3, 1).flatten(1).float())
         (weight, bias), name = self.given.head, self.net.linear
         logs = torch.addmm(bias, features, weight.T).log_softmax(1)
-        by_logits = logs.exp()
-        chances = by_logits.clone()
-        by_logits[torch.arange(self.count), labels] -= 1
-        by_logits /= total
-        parts = [by_logits @ weight]
-        by_weight, by_bias = by_logits.T @ features, by_logits.sum(0)
+        chances = logs.exp()
+        by_logits = (chances - F.one_hot(labels, self.net.classes)) / total
+        both, by_weight, by_bias = by_logits @ weight, by_logits.T @ features, by_logits.sum(0)
         if self.moved and dfeatures is not None:
             dweight, dbias = self.moved.head
             dlogits = torch.addmm(dbias, dfeatures, weight.T).addmm_(features, dweight.T)
             dby_logits = chances * (dlogits - (chances * dlogits).sum(1, keepdim=True)) / total
-            parts.insert(0, torch.addmm(by_logits @ dweight, dby_logits, weight))
-            by_weight = torch.addmm(dby_logits.T @ features, by_logits.T, dfeatures)
+            both = torch.cat([(dby_logits @ weight).addmm_(by_logits, dweight), both])
+            by_weight = (dby_logits.T @ features).addmm_(by_logits.T, dfeatures)
             by_bias = dby_logits.sum(0)
         self.found[f"{name}.weight"] += by_weight
         self.found[f"{name}.bias"] += by_bias
-        both = torch.cat(parts).to(self.net.kind).view(pooled.permute(0, 2, 3, 1).shape)
-        return both.permute(0, 3, 1, 2), -logs.gather(1, labels[:, None]).squeeze(1)
+        both = both.to(self.net.kind).unflatten(1, (*pooled.shape[2:], self.net.width)).permute(0, 3, 1, 2)
+        return both, -logs.gather(1, labels[:, None]).squeeze(1)
 
 
 def _rows(maps: Tensor) -> Tensor:
-    """[n, C, h, w], channels-last -> [n h w, C], the same memory."""
-    return maps.permute(0, 2, 3, 1).view(-1, maps.shape[1])
+    """A row for each pixel, the same memory: of maps [n, C, h, w], channels-last, or of patches [n, pixels, K]."""
+    return (maps.permute(0, 2, 3, 1) if maps.ndim == 4 else maps).flatten(0, -2)
+
+
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """rows @ matrix; by oneDNN, since torch takes MKL for float32, which is half as fast on other makers' processors."""
+    if ONEDNN:
+        return torch.ops.mkldnn._linear_pointwise(rows, matrix.T, None, "none", [], "")
+    return rows @ matrix
 
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:

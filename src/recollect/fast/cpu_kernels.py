@@ -58,11 +58,11 @@ def _float(context, bits):
     return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())
 
 
-def wide(number):
+def wide(number) -> Any:
     """A stored number as float32."""
 
 
-def narrow(number, array):
+def narrow(number, array) -> Any:
     """A float32 as an array stores it; to bfloat16 by rounding to the nearest, ties to even."""
 
 
@@ -129,7 +129,9 @@ def forward(y, dy, ddy, gamma, beta, dgamma, dbeta, a, da, stats, alive, above, 
                     slope = gain * scale
                     h0, h1 = y0 * slope + offset > ZERO, y1 * slope + offset > ZERO
                     h2, h3 = y2 * slope + offset > ZERO, y3 * slope + offset > ZERO
-                    total = ((y0 if h0 else ZERO) + (y1 if h1 else ZERO)) + ((y2 if h2 else ZERO) + (y3 if h3 else ZERO))
+                    total = ((y0 if h0 else ZERO) + (y1 if h1 else ZERO)) + (
+                        (y2 if h2 else ZERO) + (y3 if h3 else ZERO)
+                    )
                     count = ((ONE if h0 else ZERO) + (ONE if h1 else ZERO)) + (
                         (ONE if h2 else ZERO) + (ONE if h3 else ZERO)
                     )
