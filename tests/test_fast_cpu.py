@@ -177,9 +177,11 @@ def test_patches_and_back(shape):
     net = CpuConvNet(Network("convnet:width=16,depth=1", shape, 3), "fp32")
     images = random(2, *shape, seed=0)
     patches = torch.full((2, net.blocks[0].side ** 2, net.patch), torch.nan)
-    kernels.unfold(images.numpy(), net.padding, patches.numpy())
+    across = torch.full((net.patch, 2 * patches.shape[1]), torch.nan)
+    kernels.unfold(images.numpy(), net.padding, patches.numpy(), across.numpy())
     expected = F.unfold(images, 3, padding=net.padding).mT
     assert torch.equal(patches, F.pad(expected, (0, net.patch - 9 * shape[0])))
+    assert torch.equal(across, patches.flatten(0, 1).T)
     by_patches, by_images = random(*patches.shape, seed=1), torch.full_like(images, torch.nan)
     kernels.fold(by_patches.numpy(), net.padding, by_images.numpy())
     columns = by_patches[..., : 9 * shape[0]].double().mT
@@ -189,9 +191,9 @@ def test_patches_and_back(shape):
 def test_bfloat16_is_rounded_to_the_nearest():
     """As torch rounds: ties to even, infinities and NaN as they are."""
     numbers = torch.cat([random(1000, seed=0), torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, torch.inf, -torch.inf, 0.0])])
-    patches = torch.zeros(1, 64, 16, dtype=torch.bfloat16)
+    patches, across = torch.zeros(1, 64, 16, dtype=torch.bfloat16), torch.zeros(16, 64, dtype=torch.bfloat16)
     for part in F.pad(numbers, (0, 19)).split(64):
-        kernels.unfold(part.view(1, 1, 8, 8).numpy(), 1, cpu._array(patches))
+        kernels.unfold(part.view(1, 1, 8, 8).numpy(), 1, cpu._array(patches), cpu._array(across))
         assert torch.equal(patches[0, :, 4], part.bfloat16())  # the middle of each patch
 
 
@@ -231,8 +233,9 @@ def passed(flat: CpuConvNet, params, images: Tensor, labels: Tensor, mu, total: 
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_threads_share_a_batch(threads, name):
+def test_threads_share_a_batch(threads, monkeypatch, name):
     """The same bytes every time; and the same numbers as from one thread, but for the order of sums."""
+    monkeypatch.setattr(cpu, "LEAST", 1)
     net, *given = setting("convnet:width=16,depth=2", (1, 8, 8), 5, 23)
     flat = CpuConvNet(net, name)
     threads(1)

@@ -32,8 +32,10 @@ aten = torch.ops.aten
 ONEDNN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 PIECE = 6 * 2**20
 """bytes of the largest map of the images that go through the network together: what is held of them fits into the cache"""
-LEAST = 4  # images that a thread is worth
-Pass = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+LEAST = 2**19  # numbers of those maps that are worth a thread
+Maps = tuple[Tensor, Tensor | None, Tensor | None]
+Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(images, labels, a vector that takes the sums) -> what there is for each image"""
 
 
 class CpuConvNet(Layout):
@@ -44,12 +46,13 @@ class CpuConvNet(Layout):
     def __init__(self, network: Network, precision: str):
         super().__init__(network)
         self.kind = torch.bfloat16 if precision == "bf16" else torch.float32
-        self.piece = max(1, PIECE // (self.blocks[0].side ** 2 * self.width * self.kind.itemsize))
+        self.largest = self.blocks[0].side ** 2 * self.width
+        self.piece = max(1, PIECE // (self.largest * self.kind.itemsize))
 
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of the maps of a pass: of all threads, each with one piece."""
         at_once = min(images, self.piece * torch.get_num_threads())
-        return at_once * self.kind.itemsize * self.blocks[0].side ** 2 * self.width * (4 if adjoint else 2)
+        return at_once * self.kind.itemsize * self.largest * (4 if adjoint else 2)
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         """dL/dtheta; the loss is the mean over `total` images, these unless told."""
@@ -59,7 +62,7 @@ class CpuConvNet(Layout):
     def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
         """(dL/dtheta, L)."""
         given, total = _Given(self, vector), total or len(images)
-        found, losses = self._shared(lambda *share: _value(given, *share, total), images, labels)
+        found, losses = self._shared(lambda x, y, found: _value(given, x, y, found, total), images, labels)
         return found, losses.sum() / total
 
     @torch.no_grad()
@@ -68,7 +71,7 @@ class CpuConvNet(Layout):
     ) -> tuple[Tensor, Tensor]:
         """(H mu, (d/dx) <g, mu>)."""
         given, moved, total = _Given(self, vector), _Given(self, mu), total or len(images)
-        return self._shared(lambda *share: _adjoint(given, moved, *share, total), images, labels)
+        return self._shared(lambda x, y, found: _adjoint(given, moved, x, y, found, total), images, labels)
 
     def _shared(self, work: Pass, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """A pass over all images: the sum of the vectors that it finds, and what it gives for each image."""
@@ -79,7 +82,7 @@ class CpuConvNet(Layout):
             pieces = zip(seen.tensor_split(count), truth.tensor_split(count), strict=True)
             return found, torch.cat([work(*piece, found) for piece in pieces])
 
-        threads = max(1, min(torch.get_num_threads(), len(images) // LEAST))
+        threads = max(1, min(torch.get_num_threads(), len(images), len(images) * self.largest // LEAST))
         if threads == 1:
             return share(images, labels)
         shares = images.tensor_split(threads), labels.tensor_split(threads)
@@ -141,14 +144,17 @@ def _value(given: _Given, images: Tensor, labels: Tensor, found: Tensor, total: 
 def _adjoint(given: _Given, moved: _Given, images: Tensor, labels: Tensor, found: Tensor, total: int) -> Tensor:
     """Adds H mu to `found`; (d/dx) <g, mu>."""
     run, count = _Piece(given, moved, images, found), len(images)
-    maps, stacks, pooled = [(run.first(given), run.first(moved), None)], [], []
+    y, dy = run.first(given), run.first(moved)
+    maps: list[Maps] = [(y, dy, None)]
+    stacks, pooled = [], []
     for number, weight in enumerate(given.weights):
         if number:
-            stacks.append(_convolve(pooled[-1], weight))
-            maps.append((*stacks[-1].split(count), _convolve(pooled[-1][:count], moved.weights[number])))
+            both = _convolve(pooled[-1], weight)
+            stacks.append(both)
+            maps.append((both[:count], both[count:], _convolve(pooled[-1][:count], moved.weights[number])))
         pooled.append(run.forward(number, maps[-1]))
     both, _ = run.head(pooled[-1], labels, total)
-    back = both[count:], both[:count], None
+    back: Maps = (both[count:], both[:count], None)
     for number, weight in reversed(list(enumerate(given.weights))):
         run.backward(number, maps[number], back)
         if number:
@@ -156,9 +162,8 @@ def _adjoint(given: _Given, moved: _Given, images: Tensor, labels: Tensor, found
             both = _by_input(stack, before, weight)
             back = both[count:], both[:count], _by_input(stack[count:], before[:count], moved.weights[number])
             run.add(number, _by_weight(stack, before, weight))
-    dgy, gy, _ = maps[0]
-    run.add_first(dgy)
-    return run.by_images(dgy, gy, images)
+    run.add_first(y)  # dgy now, and dy is gy
+    return run.by_images(y, dy, images)
 
 
 class _Piece:
@@ -170,7 +175,8 @@ class _Piece:
         self.patches = self._new(self.count, self.net.blocks[0].side ** 2, self.net.patch)
         self.kept: list[tuple[Tensor | None, ...]] = []
         """of each block, what its backward needs of its forward"""
-        kernels.unfold(images.numpy(), self.net.padding, _array(self.patches))
+        self.across = self._new(self.net.patch, self.count * self.patches.shape[1])
+        kernels.unfold(images.numpy(), self.net.padding, _array(self.patches), _array(self.across))
 
     def _new(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=kind or self.net.kind)
@@ -188,7 +194,7 @@ class _Piece:
         side, width = self.net.blocks[0].side, self.net.width
         return _product(_rows(self.patches), given.weights[0]).view(-1, side, side, width).permute(0, 3, 1, 2)
 
-    def forward(self, number: int, maps: tuple[Tensor | None, ...]) -> Tensor:
+    def forward(self, number: int, maps: Maps) -> Tensor:
         """a, or [a; da]."""
         squares, width = self.net.blocks[number].side // 2, self.net.width
         pooled, above = self._maps(squares), self._maps(squares)
@@ -200,7 +206,7 @@ class _Piece:
         kernels.forward(*map(_array, maps), *self.given.norms[number], *dnorm, *written)
         return pooled
 
-    def backward(self, number: int, maps: tuple[Tensor | None, ...], back: tuple[Tensor | None, ...]) -> None:
+    def backward(self, number: int, maps: Maps, back: Maps) -> None:
         """gy in the map's place; or [dgy; gy] in that of [y; dy]."""
         norm = self.net.blocks[number].norm
         sums = (self.found[f"{norm}.weight"].numpy(), self.found[f"{norm}.bias"].numpy())
@@ -212,7 +218,7 @@ class _Piece:
         self.found[f"{self.net.blocks[number].name}.weight"] += by_weight.permute(0, 2, 3, 1)
 
     def add_first(self, by_y: Tensor) -> None:
-        self.found["0.weight"] += _product(_rows(self.patches).T, _rows(by_y))
+        self.found["0.weight"] += _product(self.across, _rows(by_y))
 
     def by_images(self, dgy: Tensor, gy: Tensor, images: Tensor) -> Tensor:
         """The gradient by the images, from those by the first block's map."""

@@ -26,7 +26,16 @@ from numba.extending import intrinsic, overload
 
 EPSILON = np.float32(1e-5)
 ZERO, ONE, QUARTER, FOUR = (np.float32(n) for n in (0, 1, 0.25, 4))
-compiled: Any = njit(nogil=True, cache=True, boundscheck=False, error_model="numpy", fastmath={"contract", "nsz"})
+OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract", "nsz"}}
+instruction: Any = intrinsic
+
+
+def compiled(function) -> Any:
+    """At its first call; the machine code is kept for the next process where there is a place to write to."""
+    try:
+        return njit(function, cache=True, **OPTIONS)
+    except RuntimeError:
+        return njit(function, **OPTIONS)
 
 
 class _BFloat(ir.Type):
@@ -42,7 +51,7 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-@intrinsic
+@instruction
 def _rounded(context, number):
     """A float32 as the bits of the nearest bfloat16."""
 
@@ -52,8 +61,8 @@ def _rounded(context, number):
     return types.uint16(types.float32), build
 
 
-@intrinsic
-def _float(context, bits):
+@instruction
+def _float(context, number):
     """The way back."""
     return types.float32(types.uint32), lambda _, builder, __, given: builder.bitcast(given[0], ir.FloatType())
 
@@ -227,10 +236,13 @@ def backward(y, dy, ddy, gamma, beta, dgamma, stats, alive, above, dabove, ga, d
 
 
 @compiled
-def unfold(images, padding, patches):
-    """The 3x3 patches of images [n, c, h, w]: [n, pixels, K], zero beyond their 9 c values, whose order is that of a weight."""
+def unfold(images, padding, patches, across):
+    """The 3x3 patches of images [n, c, h, w]: [n, pixels, K], zero beyond their 9 c values, whose order is that of a weight; and
+    the same across, [K, n pixels]."""
     count, inputs, height, width = images.shape
     side = height + 2 * padding - 2
+    patches[:, :, 9 * inputs :] = narrow(ZERO, patches)
+    across[:] = narrow(ZERO, across)
     for n in range(count):
         for row in range(side):
             for column in range(side):
@@ -240,8 +252,12 @@ def unfold(images, padding, patches):
                         i, j = row + tap // 3 - padding, column + tap % 3 - padding
                         value = images[n, c, i, j] if 0 <= i < height and 0 <= j < width else ZERO
                         patches[n, p, 9 * c + tap] = narrow(value, patches)
-                for k in range(9 * inputs, patches.shape[2]):
-                    patches[n, p, k] = narrow(ZERO, patches)
+        for k in range(9 * inputs):
+            c, down, right = k // 9, k % 9 // 3 - padding, k % 3 - padding
+            for row in range(max(0, -down), min(side, height - down)):
+                start = (n * side + row) * side
+                for column in range(max(0, -right), min(side, width - right)):
+                    across[k, start + column] = narrow(images[n, c, row + down, column + right], across)
 
 
 @compiled
