@@ -254,10 +254,15 @@ def unfold(images, padding, patches, across):
                         patches[n, p, 9 * c + tap] = narrow(value, patches)
         for k in range(9 * inputs):
             c, down, right = k // 9, k % 9 // 3 - padding, k % 3 - padding
+            first, last = max(0, -right), min(side, width - right)
             for row in range(max(0, -down), min(side, height - down)):
                 start = (n * side + row) * side
-                for column in range(max(0, -right), min(side, width - right)):
-                    across[k, start + column] = narrow(images[n, c, row + down, column + right], across)
+                source, into = (
+                    images[n, c, row + down, first + right : last + right],
+                    across[k, start + first : start + last],
+                )
+                for column in range(len(source)):
+                    into[column] = narrow(source[column], across)
 
 
 @compiled
