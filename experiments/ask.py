@@ -1,6 +1,6 @@
 """Recall with pictures: the paper's few-shot table on CIFAR-100, beside its two baselines.
 
-    python experiments/ask.py cifar100 --root DATA --out experiments/ask-cifar100.json --runs runs/ask
+    python experiments/ask.py cifar100 --root DATA --out results/ask-cifar100.json --runs runs/ask
 
 A memory of 64 bases and 16 addressing matrices is distilled from the training images, to be asked with labels; for 1 and for 5
 shots another goes on from it, to be asked with pictures, together with its encoder. Then each of the disjoint 5-way tasks is
@@ -21,32 +21,32 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, show, write
 from torch import Tensor, nn
 from torch.func import functional_call
 
 import recollect
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.devices import find_device
 from recollect.distillation import encoder_recipe, resolve
-from recollect.evaluation import memory_recipe, train
-from recollect.files import write_json
+from recollect.evaluation import memory_recipe
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network, Params
 from recollect.runs import Run, environment
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 MEMORY = {
     "bases": 64, "matrices": 16, "augment": "flip", "real_per_class": 20, "inner_lr": 0.03, "inner_steps": 40, "window": 30,
 }  # fmt: skip
 CLASSES = 20  # of an outer step
 ASKED = {
-    "query": "images", "query_form": "chances", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
+    "query": "images", "query_form": "probabilities", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
 }  # fmt: skip
 LABELS = "labels"  # the run of the memory that is asked with names
@@ -85,13 +85,13 @@ def main(arguments: list[str] | None = None) -> None:
     memories: dict[str, recollect.Memory] = {}
     plain = {name: value for name, value in shared.items() if not name.startswith(("encoder", "query"))}
     if any(method != "nearest neighbour" for method, _ in due):
-        memories[LABELS] = distilled(images, plain, labels)
+        memories[LABELS] = distilled(images, plain, labels, show)
     runs = {f"{shots}-shot": asked | {"shots": shots} for method, shots in due if method == "image addressing"}
-    with ThreadPoolExecutor(max(1, len(runs)) if device != "cpu" else 1) as pool:
-        made = pool.map(lambda name: distilled(images, runs[name], given.runs / name), runs)
-        memories |= dict(zip(runs, made, strict=True))
-    kind = resolve(replace(recollect.DistillConfig(), **plain), images).preprocess
-    recipe = encoder_recipe(replace(recollect.DistillConfig(), **asked))
+    jobs = [Job(name, distilled, (images, settings, given.runs / name)) for name, settings in runs.items()]
+    executor = EXECUTORS["inline" if device == "cpu" else "threads"](max(1, len(jobs)))
+    memories |= zip(runs, executor.run(jobs, show), strict=True)
+    kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
+    recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
     trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
     tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
     tasks = [task for task in tasks if len(task) == given.ways]
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
             "made": memory.header.made if memory else None,
             "environment": environment(),
         }
-        write_json(given.out, found)
+        write(given.out, found)
         print(f"{row}: {rows[row]['mean']:.2f} ± {rows[row]['deviation over tasks and draws']:.2f}", flush=True)
 
 
@@ -121,20 +121,18 @@ def row_name(method: str, shots: int) -> str:
     return f"{method}, {shots} shot"
 
 
-def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path) -> recollect.Memory:
+def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path, tell: Tell) -> recollect.Memory:
     """A memory from its file, or from its run's folder: finished, resumed or new."""
     if (file := folder.with_suffix(".safetensors")).exists():
         memory = recollect.Memory.load(file)
         memory.preprocess(images)
         return memory
 
-    def show(line: dict[str, Any]) -> None:
-        if line["step"] % 100 == 0:
-            print(folder.name, line, flush=True)
+    def progress(line: dict[str, Any]) -> None:
+        tell((folder.name, line), 1.0)
 
-    config = replace(recollect.DistillConfig(), **settings)
-    with torch.cuda.stream(torch.cuda.Stream() if settings["device"] != "cpu" else None):
-        return recollect.distill(images, config, run=folder, resume=Run(folder).config_path.exists(), progress=show)
+    config = changed(recollect.DistillConfig(), **settings)
+    return recollect.distill(images, config, run=folder, resume=Run(folder).is_begun, progress=progress)
 
 
 def minutes(folder: Path) -> float:
@@ -217,9 +215,7 @@ def classify_then_recall(trained: Callable[[], Pretrained], memory: recollect.Me
     return method
 
 
-def taught(
-    parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str
-) -> list[Tensor]:
+def taught(parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str) -> list[Tensor]:
     """The classes of pixels, by a fresh network trained on each part; all are trained side by side."""
     recipe, fits = memory_recipe(memory), memory.preprocess()
     network = Network(recipe.network, memory.image_shape, int(parts[0][1].max()) + 1)

@@ -9,7 +9,6 @@ benchmark with task labels goes in the place of `benchmark(stream)`.
 
 import argparse
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +19,12 @@ from avalanche.training.supervised import Naive
 
 from recollect import load
 from recollect.avalanche import BTI, CompressThenRecall, DistilledBuffer, TaskNetwork, benchmark
+from recollect.config import changed
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Stream
 
-CONFIG = ContinualConfig(
+CONFIG = changed(
+    ContinualConfig(),
     kind="permutations", per_task=200, batch=20, preprocess="normalise", network="mlp:width=64,depth=1", bases=12,
     downsample=1, init="unit", inner_steps=8, inner_lr=0.1, outer_per_batch=2, outer_optimiser="adam", outer_lr=0.05,
     outer_momentum=0.9,
@@ -32,11 +33,11 @@ CONFIG = ContinualConfig(
 
 def replay(stream: Stream, buffer: Any = None) -> Naive:
     """Avalanche's own, with its own buffer or with ours."""
-    network, size = TaskNetwork(stream), stream.config.buffer
+    network, size = TaskNetwork(stream), stream.config.buffer.images
     return Naive(
         model=network,
         optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
-        train_mb_size=stream.config.batch,
+        train_mb_size=stream.config.stream.batch,
         eval_mb_size=256,
         plugins=[ReplayPlugin(mem_size=size, storage_policy=buffer)],
         evaluator=evaluator(),
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> dict[str, tuple[float, float]]:
     tasks = parser.parse_args(arguments).tasks
     warnings.filterwarnings("ignore", message="No loggers")
     torch.manual_seed(0)
-    config = replace(CONFIG, tasks=tasks, buffer=20 * tasks)
+    config = changed(CONFIG, tasks=tasks, buffer=20 * tasks)
     stream = Stream(load("digits"), config)
     scenario = benchmark(stream)
     strategies = {

@@ -1,6 +1,6 @@
 """Classes that were never seen together (the paper's "extrapolating between tasks").
 
-    python experiments/compose.py cifar100 --root DATA --out experiments/compose-cifar100.json --memories runs/compose
+    python experiments/compose.py cifar100 --root DATA --out results/compose-cifar100.json --memories runs/compose
 
 The classes are dealt into tasks of `--ways`, each distilled alone to the floats of one image per class, all with the
 preprocessing of the whole dataset. A test task is k tasks, drawn at random, and one class of each: a fresh network is trained
@@ -14,25 +14,25 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from record import begun, setting
+from record import begun, setting, show, write
 from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
-from recollect.config import from_json
+from recollect.config import changed, from_json, preset
 from recollect.devices import find_device
 from recollect.distillation import resolve, training_split
-from recollect.evaluation import accuracy, memory_recipe, protocol, train
-from recollect.files import read_json, write_json
+from recollect.evaluation import memory_recipe, protocol
+from recollect.files import read_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import accuracy, train
 
 Part = tuple[Tensor, Tensor]
 Task = list[str]  # names of classes
@@ -49,9 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ways", type=int, default=5, help="classes of a task")
     parser.add_argument("--test-ways", type=int, nargs="+", default=[2, 5])
     parser.add_argument("--count", type=int, default=1000, help="test tasks of each kind")
-    parser.add_argument(
-        "--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip"
-    )
+    parser.add_argument("--set", nargs="+", default=[], help="settings of the distillation: outer_steps=5000 augment=flip")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="what networks are trained on")
     parser.add_argument("--epochs", type=int, help="instead of the memories' recipe")
     parser.add_argument("--batch", type=int)
@@ -66,9 +64,9 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
 
     images, device = load(given.data, root=given.root), find_device(given.device)
-    config = replace(DistillConfig(seed=given.seed, device=device), **dict(map(setting, given.set)))
+    config = preset("fast", seed=given.seed, device=device, **dict(map(setting, given.set)))
     tasks = deal(images, given.ways, given.seed)
-    kind = resolve(config, images.only(tasks[0])).preprocess
+    kind = resolve(config, images.only(tasks[0])).run.preprocess
     if made := sorted(given.memories.glob("task-*.safetensors")):
         first, *others = map(Memory.load, made)
         if any(other.header.preprocessing != first.header.preprocessing for other in others):
@@ -84,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     found = begun("compose", given, NOT_SETTINGS, arguments)
     every = list(range(len(tasks)))
     memories = distil_all(images, tasks, config, preprocess, given.memories, every, given.together)
-    found["distilled"] = {path.stem: read_json(path) for path in sorted(given.memories.glob("task-*.json"))}
+    found["distilled"] = {f"task-{number:02d}": told(given.memories, number, memories[number]) for number in every}
     recipe = memory_recipe(memories[0])
     recipe = replace(recipe, epochs=given.epochs or recipe.epochs, batch=given.batch or recipe.batch)
     whole = replace(recipe, epochs=given.full_epochs, batch=given.full_batch)
@@ -103,16 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
         for name in given.sources:
             (how, source), key = sources[name], f"{ways}-way, {name}"
             row = found["rows"].setdefault(
-                key,
-                {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []},
+                key, {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []}
             )
             while len(row["values"]) < len(drawn):
                 measure(row, drawn, source, judged, images, how, given.seed, given.group, device)
-                write_json(given.out, found)
-            print(
-                f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)",
-                flush=True,
-            )
+                write(given.out, found)
+            print(f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)", flush=True)
 
 
 # --- memories --------------------------------------------------------------------------------------------------------
@@ -149,34 +143,32 @@ def distil_all(
 ) -> list[Memory]:
     """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time."""
 
-    def one(number: int) -> Memory:
+    def one(number: int, tell: Tell) -> Memory:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
         of_task = images.only(task)
-        decided = replace(resolve(config, of_task), seed=config.seed + number)
+        decided = changed(resolve(config, of_task), seed=config.run.seed + number)
         if not path.exists():
-            began = time.perf_counter()
-            progress = partial(show, f"task {number + 1} of {len(tasks)}")
-            with torch.cuda.stream(torch.cuda.Stream() if decided.device != "cpu" else None):
-                memory = distill(of_task, decided, preprocess=preprocess, progress=progress)
+            began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
+            memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 1.0))
             minutes = (time.perf_counter() - began) / 60
-            told = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(path.with_suffix(".json"), told)
+            made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
+            write(path.with_suffix(".json"), made)
             memory.save(path)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
-        if (replace(settings, device=decided.device), memory.class_names) != (decided, tuple(task)):
+        if (changed(settings, device=decided.run.device), memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
         return memory
 
-    with ThreadPoolExecutor(together if config.device != "cpu" else 1) as pool:
-        return list(pool.map(one, numbers))
+    executor = EXECUTORS["inline" if config.run.device == "cpu" else "threads"](together)
+    return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], show)
 
 
-def show(name: str, line: dict[str, Any]) -> None:
-    if line["step"] % 100 == 0:
-        print(name, line, flush=True)
+def told(folder: Path, number: int, memory: Memory) -> dict[str, Any]:
+    """What was written when a task was distilled; the project's own memories lie without it."""
+    path = folder / f"task-{number:02d}.json"
+    return read_json(path) if path.exists() else {"classes": [*memory.class_names], "floats": memory.floats}
 
 
 # --- what networks are trained on and judged by ----------------------------------------------------------------------
@@ -224,12 +216,7 @@ def measure(
     network = Network(recipe.network, images.shape, len(drawn[0]))
     parts = [source(drawn[number], number) for number in numbers]
     seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
-    alike = len({len(labels) for _, labels in parts}) == 1
-    if alike or device != "cpu":
-        trained = train(network, parts, recipe, seeds, device)
-    else:
-        trained = [train(network, [part], recipe, [each])[0] for part, each in zip(parts, seeds, strict=True)]
-    for number, params in zip(numbers, trained, strict=True):
+    for number, params in zip(numbers, train(network, parts, recipe, seeds, device), strict=True):
         row["values"].append(round(100 * accuracy(network, params, *judged.all(drawn[number])), 3))
     row["minutes"] += (time.perf_counter() - began) / 60
     row["n"] = len(row["values"])

@@ -1,7 +1,7 @@
 """The search behind the settings of the streams: a few changes at a time, judged on the validation split alone.
 
-    python experiments/continual_recipe.py rotations --root DATA --out experiments/continual-recipe.json [--tasks 10]
-    python experiments/continual_recipe.py rotations --root DATA --bounds --out experiments/continual-recipe.json
+    python experiments/continual_recipe.py rotations --root DATA --out results/continual-recipe.json [--tasks 10]
+    python experiments/continual_recipe.py rotations --root DATA --bounds --out results/continual-recipe.json
 
 A row distils a few tasks of the stream, the buffer of each as it would be in the whole of it, and trains fresh networks on
 their memories. Rows that the file already holds are not run again. --bounds: networks on all images of a task, and on its
@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import write
 from torch.nn import functional as F
 
 import recollect
-from recollect.config import Recipe
+from recollect.config import Recipe, changed
 from recollect.continual.compress import Compressor, local_labels, recall_recipe
 from recollect.continual.config import DATASETS, STREAMS, ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.devices import find_device
-from recollect.evaluation import train
-from recollect.files import read_json, write_json
+from recollect.files import read_json
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.seeds import Purpose, network_seed
+from recollect.training import train
 
 LENGTHS = (1, 2, 4, 8)  # of the training at test, in unrolls
 
@@ -188,9 +189,9 @@ def main() -> None:
     name, seed = arguments.stream, arguments.seed
     whole = name.removesuffix("-halved")
     images = recollect.load(DATASETS[whole], root=arguments.root)
-    protocol = replace(STREAMS[whole], on="validation", use_validation=False)
+    protocol = changed(STREAMS[whole], on="validation", use_validation=False)
     if name != whole:
-        images, protocol = halved(images), replace(protocol, **HALVED)
+        images, protocol = halved(images), changed(protocol, **HALVED)
     device = find_device(arguments.device)
     rows: list[tuple[tuple[int, ...], Any]] = ROWS[name]
     if arguments.row is not None:
@@ -211,7 +212,7 @@ def main() -> None:
         if isinstance(row, str):
             found = bound(Stream(images, protocol, seed, device=device), protocol, tasks, arguments.networks, row)
         else:
-            config = replace(protocol, **BASE | row)
+            config = changed(protocol, **BASE | row)
             found: dict[str, Any] = {"settings": BASE | row}
             try:
                 found |= measure(Stream(images, config, seed, device=device), config, tasks, arguments.networks, device)
@@ -221,19 +222,15 @@ def main() -> None:
         print(f"{key}: {line(found)}", flush=True)
         if arguments.out:  # which another process may have written meanwhile
             done = read_json(arguments.out) if arguments.out.exists() else {}
-            write_json(arguments.out, done | {key: found})
+            write(arguments.out, done | {key: found})
 
 
 def halved(images: recollect.Images) -> recollect.Images:
     """The mean of every four pixels."""
     height, width = (side // 2 for side in images.shape[1:])
     splits = {name: getattr(images, name) for name in ("train", "validation", "test")}
-    smaller = {
-        name: F.interpolate(split.images.float(), (height, width), mode="area") for name, split in splits.items()
-    }
-    return replace(
-        images, **{name: replace(splits[name], images=each.round().byte()) for name, each in smaller.items()}
-    )
+    smaller = {name: F.interpolate(split.images.float(), (height, width), mode="area") for name, split in splits.items()}
+    return replace(images, **{name: replace(splits[name], images=each.round().byte()) for name, each in smaller.items()})
 
 
 def where() -> dict[str, Any]:
@@ -251,9 +248,7 @@ def line(found: dict[str, Any]) -> str:
     return "; ".join(parts) + f"; {found['CPU seconds']:.0f} s"
 
 
-def measure(
-    stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str
-) -> dict[str, Any]:
+def measure(stream: Stream, config: ContinualConfig, tasks: Sequence[int], networks: int, device: str) -> dict[str, Any]:
     """Distil, and judge the memories by networks trained for one to eight times the unroll's length."""
     began, on_the_wall = time.process_time(), time.perf_counter()
     compressor = Compressor(stream, config, tasks, device)
@@ -261,14 +256,14 @@ def measure(
         compressor.observe(batches)
     seconds, wall = time.process_time() - began, time.perf_counter() - on_the_wall
     parts = [memory.recall() for memory in compressor.memories()]
-    lengths = [config.test_steps] if config.test_steps else [config.inner_steps * times for times in LENGTHS]
+    lengths = [config.buffer.test_steps] if config.buffer.test_steps else [config.inner.steps * times for times in LENGTHS]
     found = {}
     for steps in lengths:
-        recipe = recall_recipe(replace(config, test_steps=steps), len(parts[0][1]), compressor.classes)
+        recipe = recall_recipe(changed(config, test_steps=steps), len(parts[0][1]), compressor.classes)
         found[f"{steps} steps"] = judge(stream, config, tasks, parts, recipe, networks)
     return {
         "validation": found,
-        "skipped": int(compressor.skipped.sum()),
+        "skipped": sum(state.skipped for state in compressor.states),
         "outer steps": compressor.step,
         "CPU seconds": seconds,
         "seconds": wall,
@@ -280,7 +275,7 @@ def judge(
     stream: Stream, config: ContinualConfig, tasks: Sequence[int], parts: list, recipe: Recipe, networks: int
 ) -> dict[str, Any]:
     """Accuracy of fresh networks on the validation split of each task, in percent."""
-    network = Network(config.network, stream.shape, len(stream.task_classes[tasks[0]]))
+    network = Network(config.inner.network, stream.shape, len(stream.task_classes[tasks[0]]))
     values = []
     for task, part in zip(tasks, parts, strict=True):
         seeds = [network_seed(stream.seed, Purpose.JUDGE, task, copy) for copy in range(networks)]
@@ -303,12 +298,12 @@ def bound(stream: Stream, config: ContinualConfig, tasks: Sequence[int], network
         images, labels = (torch.cat([getattr(batch, which) for batch in seen]) for which in ("images", "labels"))
         labels, classes = local_labels(stream)[task, labels], len(stream.task_classes[task])
         if kind == "gdumb":
-            each = config.buffer // stream.tasks // classes
+            each = config.buffer.images // stream.tasks // classes
             rows = torch.cat([(labels == label).nonzero().flatten()[:each] for label in range(classes)])
             images, labels = images[rows], labels[rows]
         parts.append((stream.preprocess(images), labels))
-    epochs = config.all_epochs if kind == "all-data" else config.gdumb_epochs
-    recipe = Recipe(config.network, epochs, config.data_batch, config.data_lr, 0.9)
+    epochs = config.baselines.all_epochs if kind == "all-data" else config.baselines.gdumb_epochs
+    recipe = Recipe(config.inner.network, epochs, config.baselines.data_batch, config.baselines.data_lr, 0.9)
     found = judge(stream, config, tasks, parts, recipe, networks)
     return {"validation": {f"{epochs} passes": found}, "CPU seconds": time.process_time() - began}
 

@@ -4,23 +4,23 @@
 
 Each leg is a run that starts from the memory of the one before; what docs/recipe.md says of the settings was chosen on the
 validation split. All datasets are distilled at the same time, in threads that share one GPU. The results are
-memories/DATASET-1.safetensors and, beside it, a .json with each leg's config, losses, minutes and what memories on the way
-gave on validation, and 20 networks' accuracy on test. Both are written after every leg: a leg that stands there is not run
-again, and one that was stopped goes on.
+memories/DATASET-1.safetensors and results/memories/DATASET-1.json (--results) with each leg's config, losses, minutes and what
+memories on the way gave on validation, and 20 networks' accuracy on test. Both are written after every leg: a leg that stands
+there is not run again, and one that was stopped goes on.
 """
 
 import argparse
-import json
 import warnings
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import write
 
 import recollect
-from recollect.files import write_json
+from recollect.config import changed
+from recollect.files import read_json
+from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.runs import Run, environment
 
 ALL = {"bases": 16}
@@ -46,43 +46,43 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(LEGS), default=list(LEGS))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("memories"))
+    parser.add_argument("--results", type=Path, default=Path("results/memories"))
     parser.add_argument("--steps", type=int, help="outer steps of every leg, to try the script out")
     arguments = parser.parse_args()
 
-    def work(name: str) -> None:
+    def work(name: str, tell: Tell) -> None:
         images = recollect.load(name, root=arguments.root)
-        with torch.cuda.stream(torch.cuda.Stream() if torch.cuda.is_available() else None):
-            remember(images, arguments.runs, arguments.out / f"{name}-1.safetensors", arguments.steps)
+        path, told = arguments.out / f"{name}-1.safetensors", arguments.results / f"{name}-1.json"
+        remember(images, arguments.runs, path, told, arguments.steps, tell)
 
-    with ThreadPoolExecutor(len(arguments.only) if torch.cuda.is_available() else 1) as pool:
-        list(pool.map(work, arguments.only))
+    executor = EXECUTORS["threads" if torch.cuda.is_available() else "inline"](len(arguments.only))
+    executor.run([Job(name, work, (name,)) for name in arguments.only], lambda what, _: print(what, flush=True))
 
 
-def remember(images: recollect.Images, runs: Path, path: Path, steps: int | None) -> None:
-    """Run the legs that are missing from the memory at `path`, then test it."""
-    beside = path.with_suffix(".json")
-    written: dict[str, Any] = json.loads(beside.read_text()) if beside.exists() else {"legs": []}
+def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps: int | None, tell: Tell) -> None:
+    """Run the legs that are missing from the memory at `path`, then test it; all of it is recorded in `told`."""
+    written: dict[str, Any] = read_json(told) if told.exists() else {"legs": []}
     for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
-        config = replace(recollect.DistillConfig(), **leg)
-        config = replace(config, outer_steps=steps or config.outer_steps, start=str(path) if number > 1 else None)
-        config = replace(config, keep_every=max(1, config.outer_steps // KEPT))
+        config = changed(recollect.DistillConfig(), **leg)
+        config = changed(config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None)
+        config = changed(config, keep_every=max(1, config.budget.outer_steps // KEPT))
         run = Run(runs / f"{images.name}-leg-{number}")
 
-        def show(line: dict[str, Any], number: int = number, every: int = config.keep_every) -> None:
+        def show(line: dict[str, Any], number: int = number, every: int = config.run.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
-                print(images.name, "leg", number, line, flush=True)
+                tell(f"{images.name} leg {number} {line}", 1.0)
 
-        memory = recollect.distill(images, config, run=run.folder, resume=run.config_path.exists(), progress=show)
+        memory = recollect.distill(images, config, run=run.folder, resume=run.is_begun, progress=show)
         written = {"legs": [*written["legs"], followed(run, images)], "environment": environment()}
         path.parent.mkdir(parents=True, exist_ok=True)
         memory.save(path)
-        write_json(beside, written)
+        write(told, written)
     if "test" not in written:
         memory = recollect.Memory.load(path)
         test = recollect.evaluate(memory, images, networks=20)
         print(f"{images.name}: {test.mean:.2f} ± {test.deviation:.2f} on test (n = 20)", flush=True)
         memory.with_accuracy(test.entry()).save(path)
-        write_json(beside, {"test": test.to_json(), **written})
+        write(told, {"test": test.to_json(), **written})
 
 
 def followed(run: Run, images: recollect.Images) -> dict[str, Any]:
@@ -95,9 +95,10 @@ def followed(run: Run, images: recollect.Images) -> dict[str, Any]:
         minutes = sum(line["seconds"] for line in lines[: _step(path)]) / 60
         curve.append({"step": _step(path), "minutes": minutes, **found.entry()})
         print(run.folder.name, curve[-1], flush=True)
-    losses = [[line["step"], line["loss"]] for line in lines[:: max(1, len(lines) // 200)]]
+    some = lines[:: max(1, len(lines) // 200)]
+    losses = {name: [line[name] for line in some] for name in ("step", "loss")}
     minutes = sum(line["seconds"] for line in lines) / 60
-    return {"config": run.config["distill"], "minutes": minutes, "curve": curve, "losses": losses}
+    return {"config": run.settings["distill"], "minutes": minutes, "curve": curve, "losses": losses}
 
 
 def _step(path: Path) -> int:

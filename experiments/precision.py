@@ -1,6 +1,6 @@
 """Does bf16 end where fp32 ends? The same small distillation in both, three seeds each, judged on the validation split.
 
-    python experiments/precision.py mnist --root DATA --out experiments/precision.json
+    python experiments/precision.py mnist --root DATA --out results/precision.json
 
 Rows that the file already holds are not run again. Needs a CUDA device.
 """
@@ -11,6 +11,8 @@ import statistics
 import time
 import warnings
 from pathlib import Path
+
+from record import write
 
 import recollect
 from recollect.runs import environment
@@ -34,12 +36,12 @@ def main() -> None:
             if name in done["rows"]:
                 continue
             began = time.perf_counter()
-            memory = recollect.distill(images, recollect.DistillConfig(**SETTING, bases=16, compute=compute, seed=seed))
+            memory = recollect.distill(images, recollect.preset("fast", **SETTING, bases=16, compute=compute, seed=seed))
             seconds = time.perf_counter() - began
             found = recollect.evaluate(memory, images, networks=arguments.networks, on="validation", compute="fp32")
             done["rows"][name] = {"seconds": seconds, "evaluation": found.to_json()}
             done["environment"] = environment()
-            arguments.out.write_text(json.dumps(done, indent=1))
+            write(arguments.out, done)
             print(f"{name}: {found.mean:.2f} ± {found.deviation:.2f} after {seconds:.0f} s", flush=True)
     for compute in ("bf16", "fp32"):
         means = [row["evaluation"]["mean"] for name, row in done["rows"].items() if name.startswith(compute)]

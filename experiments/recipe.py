@@ -1,6 +1,6 @@
 """The search behind the preset `fast`: one change at a time from it, judged on the validation split alone.
 
-    python experiments/recipe.py fashion-mnist --root DATA --out experiments/recipe-fashion-mnist.json [--only NAME ...]
+    python experiments/recipe.py fashion-mnist --root DATA --out results/recipe-fashion-mnist.json [--only NAME ...]
 
 Each row is one distillation (1 image per class) and fresh networks trained by the paper's protocol; rows that the file
 already holds are not run again. With --together all rows run at the same time, in threads that share one GPU.
@@ -12,14 +12,15 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from record import write
 
 import recollect
+from recollect.config import changed, to_json
 from recollect.runs import environment
 
 ROWS = {
@@ -61,25 +62,20 @@ def main() -> None:
             found = measure(images, name, arguments.steps, arguments.networks)
         with writing:
             done[name] = found | {"at the same time": names if arguments.together else [name]}
-            arguments.out.write_text(json.dumps(done, indent=1))
+            write(arguments.out, done)
 
     with ThreadPoolExecutor(len(names) if arguments.together else 1) as pool:
         list(pool.map(row, names))
 
 
 def measure(images: recollect.Images, name: str, steps: int, networks: int) -> dict[str, Any]:
-    config = replace(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
+    config = changed(recollect.DistillConfig(), **{"outer_steps": steps, "bases": 16} | ROWS[name])
     began = time.perf_counter()
     memory = recollect.distill(images, config, progress=partial(show, name))
     seconds = time.perf_counter() - began
     found = recollect.evaluate(memory, images, networks=networks, on="validation")
     print(f"{name}: {found.mean:.2f} ± {found.deviation:.2f} after {seconds:.0f} s", flush=True)
-    return {
-        "config": asdict(config),
-        "seconds": seconds,
-        "evaluation": found.to_json(),
-        "environment": environment(),
-    }
+    return {"config": to_json(config), "seconds": seconds, "evaluation": found.to_json(), "environment": environment()}
 
 
 def show(name: str, line: dict[str, Any]) -> None:

@@ -1,14 +1,24 @@
-"""What a result file says of itself, for scripts that write rows to it as they go and are resumed."""
+"""Result files: what they say of themselves, and how they are written.
+
+    python experiments/record.py results/bench.json ...
+
+writes a file of a `recollect` command as the scripts write theirs: numbers to six digits, and a list or object of plain
+values, such as a row of a matrix, on one line.
+"""
 
 import ast
+import json
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from recollect import RecollectError
-from recollect.files import read_json
+from recollect.continual.metrics import metrics, spread
+from recollect.files import read_json, write_atomically
 from recollect.runs import environment
 
 
@@ -31,3 +41,56 @@ def setting(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+def show(what: tuple[str, dict[str, Any]], _: float) -> None:
+    """Every hundredth outer step that a job tells of: (the job, the numbers of the step)."""
+    name, line = what
+    if line["step"] % 100 == 0:
+        print(name, line, flush=True)
+
+
+def learner_row(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A row of a stream's table, of one learner's runs in the order of their seeds."""
+    of_runs = [metrics(run["matrix"]) for run in runs]
+    row: dict[str, Any] = {"on": runs[0]["on"]}
+    for name in ("ra", "la", "bti", "bwt", "forgetting"):
+        values = [value for each in of_runs if (value := getattr(each, name)) is not None]
+        row[name] = asdict(spread(values)) if values else None
+    for name in ("seconds", "distilling_seconds"):
+        if name in runs[0]:
+            row[name] = [run[name] for run in runs]
+    environments = [(run["device"], run["environment"]) for run in runs if "device" in run]
+    row["where"] = sorted({told["processor" if device == "cpu" else "cuda"] for device, told in environments})
+    return row | {"matrices": [triangle(run["matrix"]) for run in runs]}
+
+
+def triangle(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
+    """R[i][t] for t <= i; of a learner that forgets nothing, whose columns are constant, the last row alone."""
+    rows = [[round(value, 3) for value in row if value is not None] for row in matrix]
+    return rows[-1:] if all(row == rows[-1][: len(row)] for row in rows) else rows
+
+
+def write(path: Path, value: object) -> None:
+    write_atomically(path, (text(value) + "\n").encode())
+
+
+def text(value: Any, margin: str = "\n") -> str:
+    """JSON in which only what holds other lists or objects is more than a line."""
+    if isinstance(value, float):
+        return json.dumps(float(f"{value:.6g}"))
+    if not isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    items = [*value.values()] if isinstance(value, dict) else [*value]
+    parts = [text(item, margin + " ") for item in items]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(str(name))}: {part}" for name, part in zip(value, parts, strict=True)]
+    opening, closing, between = ("{", "}", ", ") if isinstance(value, dict) else ("[", "]", ",")
+    if any(isinstance(item, dict | list | tuple) and item for item in items):
+        opening, closing, between = f"{opening}{margin} ", margin + closing, f",{margin} "
+    return opening + between.join(parts) + closing
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(Path(name), read_json(Path(name)))

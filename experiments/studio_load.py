@@ -2,7 +2,7 @@
 
     python experiments/studio_load.py [MEMORY] [--seconds 20] [--clients 4]
 
-Prints requests a second and the 99th percentile, and writes them to studio-load.json beside this file. Every answer must be a
+Prints requests a second and the 99th percentile, and writes them to results/studio-load.json. Every answer must be a
 picture, and the page must go on answering; a slow or failed one is counted.
 """
 
@@ -19,10 +19,12 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from record import write
+
 from recollect.runs import environment
 
-HERE = Path(__file__).parent
-MEMORY = HERE.parent / "tests" / "data" / "digits.safetensors"
+ROOT = Path(__file__).parent.parent
+MEMORY = ROOT / "tests" / "data" / "digits.safetensors"
 
 
 class Client:
@@ -40,9 +42,7 @@ class Client:
         return answer.status, answer.read()
 
 
-def asking(
-    port: int, until: float, method: str, path: str, body: Any, begins: bytes, took: list[float], bad: list[Any]
-):
+def asking(port: int, until: float, method: str, path: str, body: Any, begins: bytes, took: list[float], bad: list[Any]):
     """Ask the same again and again."""
     client = Client(port)
     while time.perf_counter() < until:
@@ -124,7 +124,7 @@ def main() -> None:
         studio.wait()
     load = round(os.getloadavg()[0], 1)  # of the last minute, this benchmark and whatever else ran
     figures |= {"memory": given.memory.name, "cores": os.cpu_count(), "load": load, "environment": environment()}
-    (HERE / "studio-load.json").write_text(json.dumps(figures, indent=2) + "\n")
+    write(ROOT / "results" / "studio-load.json", figures)
     print(json.dumps(figures, indent=2))
 
 

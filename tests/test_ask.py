@@ -1,6 +1,5 @@
 """A classifier from unlabelled pictures: what is recalled, whether it works, and what is refused."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +11,15 @@ from PIL import Image
 from test_distillation import CONFIG, toy
 from test_queries import ASKED
 
-from recollect import Memory, Preprocess, Recipe, RecollectError, distill
+from recollect import Memory, Preprocess, Recipe, RecollectError, distill, queries
+from recollect.classifier import Classifier
 from recollect.cli import main
-from recollect.composition import Classifier, ask, folders
+from recollect.composition import ask, folders
+from recollect.config import changed
 from recollect.files import read_json, write_json
 
-TRAINED = replace(
-    ASKED,
-    outer_steps=150,
-    inner_steps=15,
-    inner_lr=0.1,
-    outer_lr=0.05,
-    init="unit",
-    encoder_lr=0.01,
-    network="mlp:width=16",
+TRAINED = changed(
+    ASKED, outer_steps=150, inner_steps=15, inner_lr=0.1, outer_lr=0.05, init="unit", encoder_lr=0.01, network="mlp:width=16"
 )
 RECIPE = Recipe(network="mlp:width=16", epochs=60, lr=0.1)
 
@@ -33,7 +27,7 @@ RECIPE = Recipe(network="mlp:width=16", epochs=60, lr=0.1)
 @pytest.fixture(scope="module")
 def memory() -> Memory:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["recollect.distillation"], "ENCODER", "mlp:width=8,depth=1")
+        patch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
         return distill(toy(), TRAINED)
 
 
@@ -104,15 +98,7 @@ def test_command(memory, tmp_path, capsys):
         for number in range(2):
             picture(tmp_path / "groups" / name, 2 * label, number)
     wanted = picture(tmp_path, 0, 2)
-    ask_it = [
-        "ask",
-        str(tmp_path / "toy.safetensors"),
-        str(tmp_path / "groups"),
-        "--network",
-        "mlp:width=16",
-        "--lr",
-        "0.1",
-    ]
+    ask_it = ["ask", str(tmp_path / "toy.safetensors"), str(tmp_path / "groups"), "--network", "mlp:width=16", "--lr", "0.1"]
     assert main([*ask_it, "--save", str(tmp_path / "new.safetensors"), "--classify", str(wanted), "--quiet"]) == 0
     printed = capsys.readouterr().out
     assert "mlp:width=16 trained on 12 recalled images" in printed
@@ -126,9 +112,7 @@ def test_command(memory, tmp_path, capsys):
 
 def test_whitening_that_is_not_at_hand_comes_from_the_dataset(memory, tmp_path, capsys):
     fitted = Preprocess.fit(toy().train.images, "zca")
-    whitened = Memory(
-        memory.bases, memory.addressing, replace(memory.header, preprocessing=fitted.to_json()), memory.encoder
-    )
+    whitened = Memory(memory.bases, memory.addressing, replace(memory.header, preprocessing=fitted.to_json()), memory.encoder)
     whitened.fitted = fitted
     groups = {"a": shots(0), "b": shots(1)}
     expected = ask(whitened, groups)
@@ -233,7 +217,7 @@ def test_what_was_done_to_many_pictures_is_one_line(memory):
 def test_the_experiment(tmp_path, monkeypatch):
     """All six rows; the memories of pictures go on from that of labels, and what is finished is not run again."""
     small = "mlp:width=8,depth=1"
-    monkeypatch.setattr(sys.modules["recollect.distillation"], "ENCODER", small)
+    monkeypatch.setattr(queries, "ENCODER", small)
     experiment = experiment_module("ask")
     settings = [f'network="{small}"', "images_per_class=4", "bases=3", "matrices=4", "downsample=1", "inner_steps=3"]
     settings += ["window=2", "encoder_epochs=2", "real_per_class=5"]
@@ -266,7 +250,5 @@ def test_the_experiment(tmp_path, monkeypatch):
         Memory.load(tmp_path / "runs" / name / "memory.safetensors").save(tmp_path / "files" / f"{name}.safetensors")
     experiment.main([*options, "--runs", str(tmp_path / "files"), "--out", str(tmp_path / "measured.json")])
     measured = read_json(tmp_path / "measured.json")["rows"]
-    assert {name: row["values"] for name, row in measured.items()} == {
-        name: row["values"] for name, row in again.items()
-    }
+    assert {name: row["values"] for name, row in measured.items()} == {name: row["values"] for name, row in again.items()}
     assert not any(row["minutes of distilling"] for row in measured.values())

@@ -6,13 +6,12 @@ import math
 import re
 import sys
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import avalanche_example
+import baselines
 import pytest
-import rivals
 import torch
 from avalanche.benchmarks import (
     benchmark_from_datasets,
@@ -33,8 +32,9 @@ from torch import Tensor, nn
 
 from recollect import Memory, Preprocess, RecollectError, load
 from recollect.avalanche import BTI, CompressThenRecall, DistilledBuffer, TaskNetwork, benchmark
+from recollect.config import changed
 from recollect.continual.config import ContinualConfig
-from recollect.continual.learners import Compress, accuracy_matrix
+from recollect.continual.learners import Compress, accuracy_matrix, taught
 from recollect.continual.metrics import metrics, square
 from recollect.continual.streams import Stream
 
@@ -50,14 +50,14 @@ def quiet(monkeypatch):
     monkeypatch.setattr(ExemplarsBuffer, "update", ExemplarsBuffer.update.__wrapped__)
 
 
-DIGITS = replace(avalanche_example.CONFIG, tasks=3, buffer=60, per_task=100)
-TOY = ContinualConfig(
-    tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4
+DIGITS = changed(avalanche_example.CONFIG, tasks=3, buffer=60, per_task=100)
+TOY = changed(
+    ContinualConfig(), tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4
 )
 KINDS = {
     "rotations": TOY,
-    "permutations": replace(TOY, kind="permutations", downsample=1),
-    "split": replace(TOY, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
+    "permutations": changed(TOY, kind="permutations", downsample=1),
+    "split": changed(TOY, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
 }
 
 
@@ -120,7 +120,7 @@ def ours():
     """Our own learner on the same stream, and its accuracy matrix."""
     stream = Stream(load("digits"), DIGITS, seed=1)
     learner = Compress(stream, DIGITS)
-    return learner, accuracy_matrix("compress", learner, stream)
+    return learner, accuracy_matrix("compress", taught(learner, stream), stream)
 
 
 def exp(name: str, task: int) -> str:
@@ -210,7 +210,7 @@ def digits_by_class(order: list[int], experiences: int):
     return class_incremental_benchmark(streams, class_order=places, num_experiences=experiences)
 
 
-SPLIT = replace(DIGITS, kind="split", classes_per_task=2, tasks=None, buffer=20, bases=4)
+SPLIT = changed(DIGITS, kind="split", classes_per_task=2, tasks=None, buffer=20, bases=4)
 
 
 def test_a_benchmark_of_others():
@@ -245,11 +245,11 @@ def test_what_is_refused(toy_images):
             CompressThenRecall(benchmark=scenario, config=SPLIT)
     scenario = benchmark(Stream(toy_images, TOY))
     with pytest.raises(RecollectError, match="a buffer of 1 images cannot serve 2 tasks"):
-        CompressThenRecall(benchmark=scenario, config=replace(TOY, buffer=1))
-    with pytest.raises(RecollectError, match="9 bases do not fit a task's share of 192 floats"):
-        DistilledBuffer(scenario, replace(TOY, bases=9, downsample=1))
+        CompressThenRecall(benchmark=scenario, config=changed(TOY, buffer=1))
+    with pytest.raises(RecollectError, match=r"9 bases do not fit 1/2 of a buffer of 6 images \(192 numbers\)"):
+        DistilledBuffer(scenario, changed(TOY, bases=9, downsample=1))
     with pytest.raises(RecollectError, match="outer_per_batch is 0, which leaves memories random"):
-        CompressThenRecall(benchmark=scenario, config=replace(TOY, outer_per_batch=0))
+        CompressThenRecall(benchmark=scenario, config=changed(TOY, outer_per_batch=0))
     with pytest.raises(RecollectError, match="has no training experiences"):
         DistilledBuffer(benchmark_from_datasets(train=[], test=[]), TOY)
     empty = ClassificationDataset([[]], data_attributes=[DataAttribute([], "targets")])
@@ -274,7 +274,7 @@ def test_experiences_come_once_and_in_order(toy_images):
     strategy.train(scenario.train_stream[1])
     with pytest.raises(RecollectError, match="experience 0 came, but all have been seen"):
         strategy.train(scenario.train_stream[0])
-    other = benchmark(Stream(toy_images, replace(TOY, tasks=3)))
+    other = benchmark(Stream(toy_images, changed(TOY, tasks=3)))
     with pytest.raises(RecollectError, match="no training experience has task label 2: the benchmark has 0, 1"):
         strategy.eval(other.test_stream[2])
 
@@ -307,10 +307,10 @@ def naive(model: nn.Module, *plugins) -> Naive:
 
 
 def test_replay_of_memories(toy_images):
-    stream = Stream(toy_images, replace(KINDS["split"], tasks=3, buffer=9))
+    stream = Stream(toy_images, changed(KINDS["split"], tasks=3, buffer=9))
     scenario, config = benchmark(stream), stream.config
     buffer = DistilledBuffer(scenario, config, preprocess=stream.preprocess)
-    watch = Watch(mem_size=config.buffer, storage_policy=buffer, batch_size_mem=6)
+    watch = Watch(mem_size=config.buffer.images, storage_policy=buffer, batch_size_mem=6)
     strategy = naive(TaskNetwork(stream), watch)
     sizes = []
     for experience in scenario.train_stream:
@@ -326,7 +326,7 @@ def test_replay_of_memories(toy_images):
     assert torch.equal(torch.stack(images), torch.cat(recalled))
     truth = [(classes[0], task) for task, classes in enumerate(stream.task_classes) for _ in recalled[task]]
     assert list(zip(labels, tasks, strict=True)) == truth
-    assert buffer.max_size == config.buffer
+    assert buffer.max_size == config.buffer.images
     assert sum(memory.floats for memory in buffer.memories) <= 9 * 64
     assert len(images) > 9  # more than the real images of the same floats
     assert all(memory.preprocess() == stream.preprocess for memory in buffer.memories)
@@ -408,9 +408,9 @@ def test_bti_needs_every_diagonal():
 
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_strategies_of_the_library(name):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
-    chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 4, "inner": 2}
-    found = [rivals.run(load("digits"), config, name, seed, chosen, "cpu") for seed in (0, 0)]
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
+    chosen = baselines.SETTINGS[name]["cifar100"] | {"glances": 4, "inner": 2}
+    found = [baselines.run(load("digits"), config, name, seed, chosen, "cpu") for seed in (0, 0)]
     assert found[0]["matrix"] == found[1]["matrix"]  # by seed
     assert found[0]["matrix"][0][1] is None
     assert metrics(found[0]["matrix"]).ra > 85  # of two classes: it has learnt
@@ -418,9 +418,9 @@ def test_strategies_of_the_library(name):
 
 @pytest.mark.parametrize("name", ["gem", "mer", "lamaml"])
 def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
-    chosen = rivals.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
-    whole = rivals.run(load("digits"), config, name, 0, chosen, "cpu")
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=40, batch=10, buffer=12)
+    chosen = baselines.SETTINGS[name]["cifar100"] | {"glances": 2, "inner": 2}
+    whole = baselines.run(load("digits"), config, name, 0, chosen, "cpu")
     path, told = tmp_path / "one.pt", []
 
     def killed(line: str) -> None:
@@ -429,14 +429,14 @@ def test_a_strategy_goes_on_after_the_last_task_it_finished(name, tmp_path):
 
     for _ in range(3):  # after each task
         with pytest.raises(KeyboardInterrupt):
-            rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+            baselines.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
     assert [line[:6] for line in told] == ["task 1", "task 2", "task 3"]
-    found = rivals.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
+    found = baselines.run(load("digits"), config, name, 0, chosen, "cpu", killed, path)
     assert found["matrix"] == whole["matrix"]
     assert found["seconds"] > 0
     for seed, change in ((1, {}), (0, {"buffer": 15})):
         with pytest.raises(RecollectError, match="was begun with other settings"):
-            rivals.run(load("digits"), replace(config, **change), name, seed, chosen, "cpu", killed, path)
+            baselines.run(load("digits"), changed(config, **change), name, seed, chosen, "cpu", killed, path)
 
 
 class Emulated:
@@ -461,7 +461,7 @@ def emulated_capture(graph, stream):
 
 def emulate(monkeypatch) -> list[Emulated]:
     """La-MAML captured on a processor; the list of its graphs."""
-    stream, made, whole = Mock(), [], rivals.CapturedLaMAML._whole
+    stream, made, whole = Mock(), [], baselines.CapturedLaMAML._whole
 
     def graph() -> Emulated:
         made.append(Emulated())
@@ -478,34 +478,34 @@ def emulate(monkeypatch) -> list[Emulated]:
         "CUDAGraph": graph, "graph": emulated_capture,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(rivals.CapturedLaMAML, "_whole", captured)
-    monkeypatch.setattr(rivals, "LaMAML", rivals.CapturedLaMAML)
+    monkeypatch.setattr(baselines.CapturedLaMAML, "_whole", captured)
+    monkeypatch.setattr(baselines, "LaMAML", baselines.CapturedLaMAML)
     return made
 
 
-LA_MAML = rivals.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
+LA_MAML = baselines.SETTINGS["lamaml"]["cifar100"] | {"glances": 4, "inner": 2}
 
 
 def test_la_maml_captured_is_la_maml(monkeypatch):
     """A graph for the first task, which replays nothing, and one for all others; three iterations of each run as they are."""
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
-    usual = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=3, per_task=60, batch=10, buffer=12)
+    usual = baselines.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
     graphs = emulate(monkeypatch)
-    found = rivals.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
+    found = baselines.run(load("digits"), config, "lamaml", 0, LA_MAML, "cpu")
     assert found["matrix"] == usual["matrix"]
     assert [graph.replays for graph in graphs] == [24 - 3, 2 * 24 - 3]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs")
 def test_la_maml_captured_on_a_gpu(monkeypatch):
-    config = replace(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, kind="split", classes_per_task=2, tasks=2, per_task=60, batch=10, buffer=12)
     weights = []
-    for kind in (rivals.LaMAML, rivals.CapturedLaMAML):
-        monkeypatch.setattr(rivals, "CapturedLaMAML", kind)
+    for kind in (baselines.LaMAML, baselines.CapturedLaMAML):
+        monkeypatch.setattr(baselines, "CapturedLaMAML", kind)
         torch.manual_seed(0)
         stream = Stream(load("digits"), config, device="cuda")
         model = TaskNetwork(stream)
-        strategy = rivals.make("lamaml", model, stream, LA_MAML, "cuda")
+        strategy = baselines.make("lamaml", model, stream, LA_MAML, "cuda")
         for experience in benchmark(Stream(load("digits"), config)).train_stream:
             strategy.train(experience, shuffle=False)
         weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
@@ -513,12 +513,12 @@ def test_la_maml_captured_on_a_gpu(monkeypatch):
 
 
 def test_their_buffers_are_the_streams():
-    config = replace(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
+    config = changed(DIGITS, tasks=2, per_task=60, batch=10, buffer=12)
     stream = Stream(load("digits"), config)
     kept = {}
-    for name in rivals.NAMES:
-        chosen = rivals.SETTINGS[name]["rotations"] | {"glances": 1, "inner": 1}
-        strategy = rivals.make(name, TaskNetwork(stream), stream, chosen, "cpu")
+    for name in baselines.NAMES:
+        chosen = baselines.SETTINGS[name]["rotations"] | {"glances": 1, "inner": 1}
+        strategy = baselines.make(name, TaskNetwork(stream), stream, chosen, "cpu")
         strategy.train(benchmark(Stream(load("digits"), config)).train_stream)
         kept[name] = strategy
     gem = next(plugin for plugin in kept["gem"].plugins if hasattr(plugin, "memory_x"))
@@ -526,28 +526,28 @@ def test_their_buffers_are_the_streams():
     assert len(kept["mer"].buffer) == len(kept["lamaml"].buffer) == 12
 
 
-def test_rivals_resume(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(rivals.STREAMS, "rotations", replace(TOY, per_task=60, batch=10))
-    asked = ["--data", "digits", "--runs", str(tmp_path), "--out", str(tmp_path / "found.json"), "--seeds", "2"]
+def test_baselines_resume(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(baselines.STREAMS, "rotations", changed(TOY, per_task=60, batch=10))
+    asked = ["--data", "digits", "--runs", str(tmp_path), "--out", str(tmp_path / "found"), "--seeds", "2"]
     asked += ["--streams", "rotations", "--strategies", "gem", "--device", "cpu"]
-    rivals.main(asked)
-    row = json.loads((tmp_path / "found.json").read_text())["rotations"]["gem"]
+    baselines.main(asked)
+    row = json.loads((tmp_path / "found" / "rotations.json").read_text())["rows"]["gem"]
     assert (row["ra"]["n"], row["paper"]["ra"], row["settings"]["strength"]) == (2, 67.38, 0.5)
-    runs = {path.name: path.read_bytes() for path in (tmp_path / "rivals-rotations").iterdir()}
+    runs = {path.name: path.read_bytes() for path in (tmp_path / "baselines-rotations").iterdir()}
     matrices = [json.loads(runs[f"gem-{seed}.json"])["matrix"] for seed in (0, 1)]
     assert row["bti"]["mean"] == pytest.approx(sum(metrics(matrix).bti for matrix in matrices) / 2)
-    for path in ("rivals-rotations/gem-0.json", "rivals-rotations/gem-1.json", "found.json"):
+    for path in ("baselines-rotations/gem-0.json", "baselines-rotations/gem-1.json", "found/rotations.json"):
         (tmp_path / path).unlink()
-    rivals.main([*asked, "--only", "1"])
-    assert [path.name for path in (tmp_path / "rivals-rotations").iterdir()] == ["gem-1.json"]
-    assert not (tmp_path / "found.json").exists()
+    baselines.main([*asked, "--only", "1"])
+    assert [path.name for path in (tmp_path / "baselines-rotations").iterdir()] == ["gem-1.json"]
+    assert not (tmp_path / "found/rotations.json").exists()
     capsys.readouterr()
-    rivals.main(asked)
+    baselines.main(asked)
     assert "seed 1 task" not in capsys.readouterr().out  # it was there
-    assert json.loads((tmp_path / "rivals-rotations" / "gem-1.json").read_bytes())["matrix"] == matrices[1]
-    assert json.loads((tmp_path / "found.json").read_text())["rotations"]["gem"]["ra"] == row["ra"]
+    assert json.loads((tmp_path / "baselines-rotations" / "gem-1.json").read_bytes())["matrix"] == matrices[1]
+    assert json.loads((tmp_path / "found" / "rotations.json").read_text())["rows"]["gem"]["ra"] == row["ra"]
     with pytest.raises(RecollectError, match=r"gem-0\.json was run with other settings"):
-        rivals.main([*asked, "--set", "lr=0.5"])
+        baselines.main([*asked, "--set", "lr=0.5"])
 
 
 # --- the example, and what the docs show -------------------------------------------------------------------------------
@@ -563,12 +563,12 @@ def test_the_example(capsys):
 
 def test_the_search_is_that_of_the_file():
     docs = (ROOT / "docs" / "avalanche.md").read_text()
-    rows = json.loads((ROOT / "experiments" / "rivals-search.json").read_text())["rows"]
+    rows = json.loads((ROOT / "results" / "searches.json").read_text())["baselines"]["rows"]
     for row in rows:
         assert f"{row['ra']:.1f}" in docs
     for name in ("gem", "mer", "lamaml"):
         found = [row for row in rows if (row["strategy"], row["stream"]) == (name, "rotations")]
-        assert rivals.SETTINGS[name]["rotations"] == max(found, key=lambda row: row["ra"])["settings"]
+        assert baselines.SETTINGS[name]["rotations"] == max(found, key=lambda row: row["ra"])["settings"]
 
 
 def test_the_docs_run(tmp_path, monkeypatch):

@@ -23,20 +23,13 @@ from conftest import make_memory, toy_arrays
 from PIL import Image
 from safetensors.torch import save_file
 
-from recollect import DistillConfig, Evaluation, Memory, demo, load
+from recollect import Evaluation, Memory, demo, load
 from recollect.cli import main
-from recollect.config import PAPER, to_json
+from recollect.config import PAPER, changed, preset, to_json
 from recollect.runs import Run
 from recollect.show import terminal
 
-SMALL = {
-    "network": "mlp:width=8",
-    "outer_steps": 3,
-    "inner_steps": 3,
-    "window": None,
-    "outer_lr": 0.01,
-    "device": "cpu",
-}
+SMALL = {"network": "mlp:width=8", "outer_steps": 3, "inner_steps": 3, "window": None, "outer_lr": 0.01, "device": "cpu"}
 TINY = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 RUN_FILES = {"config.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "memory.safetensors"}
 REPORTED = RUN_FILES | {"report.html"}
@@ -96,12 +89,12 @@ def test_distill(call, toy_npz, toy_images, folder):
     assert err.startswith("toy: step 1/3  loss ")
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED
-    assert run.config["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
-    assert run.config["distill"]["network"] == "mlp:width=8"
+    assert run.settings["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
+    assert run.settings["distill"]["network"] == "mlp:width=8"
     assert [line["step"] for line in run.metrics()] == [1, 2, 3]
     memory = Memory.load(run.memory_path)
     assert memory.class_names == toy_images.class_names
-    assert memory.header.made["config"] == run.config["distill"]
+    assert memory.header.made["config"] == run.settings["distill"]
     python = json.loads((run.folder / "environment.json").read_text())["python"]
     assert sys.version.startswith(python)
 
@@ -109,7 +102,7 @@ def test_distill(call, toy_npz, toy_images, folder):
 def test_the_python_call_gives_the_same_memory(whole, toy_images):
     from recollect import distill
 
-    memory = distill(toy_images, DistillConfig(**SMALL))
+    memory = distill(toy_images, preset("fast", **SMALL))
     memory.save("memory.safetensors")
     assert Path("memory.safetensors").read_bytes() == (whole / "memory.safetensors").read_bytes()
 
@@ -272,9 +265,7 @@ def test_info(call, whole):
 def test_info_of_odd_headers(call):
     """Whatever a header holds is shown as it is, and nothing in it is taken for a style or a picture."""
     memory = make_memory(class_names=("[red]", "[/x]", ":smile:", "a" * 200))
-    header = replace(
-        memory.header, made={"config": [1, {"a": None}]}, budget={"used": {}}, accuracy=[{"mean": 0.123456}]
-    )
+    header = replace(memory.header, made={"config": [1, {"a": None}]}, budget={"used": {}}, accuracy=[{"mean": 0.123456}])
     Memory(memory.bases, memory.addressing, header).save("odd.safetensors")
     out, _ = call("info", "odd.safetensors")
     assert "[red], [/x], :smile:" in out
@@ -289,9 +280,9 @@ def test_data_show(call, toy_npz):
 
 
 def test_demo(call, monkeypatch):
-    short = replace(demo.CONFIG, outer_steps=2, inner_steps=3, network="mlp:width=8")
+    short = changed(demo.CONFIG, outer_steps=2, inner_steps=3, network="mlp:width=8")
     monkeypatch.setattr(demo, "CONFIG", short)
-    monkeypatch.setattr(demo, "PER_CLASS", replace(short, addressing="one-hot", bases=None))
+    monkeypatch.setattr(demo, "PER_CLASS", changed(short, addressing="one-hot", bases=None))
     monkeypatch.setattr(demo, "FULL_EPOCHS", 1)
     out, err = call("demo", "--networks", 2)
     assert err.count("step 2/2") == 2
@@ -318,7 +309,7 @@ def test_demo(call, monkeypatch):
 def test_a_stopped_demo(call, monkeypatch):
     distiller = sys.modules["recollect.distillation"].Distiller
     monkeypatch.setattr(distiller, "step", lambda *_: signal.raise_signal(signal.SIGINT) or {"step": 0, "loss": 0.0})
-    monkeypatch.setattr(demo, "CONFIG", replace(demo.CONFIG, inner_steps=1))
+    monkeypatch.setattr(demo, "CONFIG", changed(demo.CONFIG, inner_steps=1))
     _, err = call("demo", "--quiet", code=130)
     assert err == "stopped: start the demo again\n"
 
@@ -354,18 +345,9 @@ def test_preset_is_in_the_help(call):
 def test_preset_is_in_the_saved_config(call, toy_npz):
     options = ["--preset", "paper", "--outer-steps", 1, "--inner-steps", 2, "--inner-per-class", 3]
     call("distill", toy_npz, *options, "--network", "mlp:width=4", "--out", "run", "--quiet")
-    saved = Run("run").config["distill"]
+    saved = Run("run").settings["distill"]
     changed = {name for name, value in to_json(PAPER).items() if saved[name] != value}
-    assert changed == {
-        "outer_steps",
-        "inner_steps",
-        "inner_per_class",
-        "network",
-        "bases",
-        "matrices",
-        "preprocess",
-        "device",
-    }
+    assert changed == {"outer_steps", "inner_steps", "inner_per_class", "network", "bases", "matrices", "preprocess", "device"}
 
 
 @pytest.mark.parametrize(
@@ -464,7 +446,7 @@ def bad_runs(folder: Path, whole: Path) -> None:
 
     def copy(name: str, **changes) -> Path:
         copied = Path(shutil.copytree(whole, folder / name))
-        config = Run(copied).config
+        config = Run(copied).settings
         config["distill"] |= changes
         (copied / "config.json").write_text(json.dumps(config))
         return copied
@@ -475,7 +457,7 @@ def bad_runs(folder: Path, whole: Path) -> None:
     copy("custom", network="custom mine")
     (copy("config") / "config.json").write_text("{")
     (copy("checkpoint") / "checkpoint.pt").write_bytes(b"junk")
-    config = Run(copy("other-data")).config
+    config = Run(copy("other-data")).settings
     config["data"]["name"] = str(folder / "good2.npz")
     (folder / "other-data" / "config.json").write_text(json.dumps(config))
     good = toy_arrays()
@@ -555,7 +537,7 @@ MISTAKES = """
     select good.npz --values 4 --network convnt | unknown network 'convnt'
     select good.npz --field network --values mlp convnt | unknown network 'convnt'
     select good.npz --values 4 --out run        | run already holds a run
-    select good.npz --values 4 --out selection  | selection already holds a selection
+    select good.npz --values 4 --out selection  | selection already holds a run
     select good.npz --values 4 --use-validation | use_validation leaves nothing to select on
     demo --networks 0                           | number of networks is 0
     demo --out run                              | run already holds a run
@@ -633,9 +615,7 @@ def test_a_download_with_a_wrong_checksum(call, folder):
         def log_message(self, format, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "served"))
-    )
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder / "served")))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -101,7 +101,7 @@ def test_the_account():
 
 
 def test_samples_may_be_kept_smaller():
-    buffer = Buffer(10, (1, 4, 4), tasks=5, sample=4)
+    buffer = Buffer(10, (1, 4, 4), tasks=5, kept_downsample=2)
     assert (buffer.total, buffer.share, buffer.capacity) == (160, 32, 40)
     buffer.store(30)
     assert buffer.capacity == 32  # 130 floats are left

@@ -1,33 +1,37 @@
 """Compress: a task's memory does not depend on which tasks were beside it, nor on the engine; the account of the buffer holds
 at every batch."""
 
-from dataclasses import replace
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from recollect import Memory, RecollectError, fast, load
+from recollect.config import Sizes, changed
 from recollect.continual import compress
-from recollect.continual.compress import BACK, MOST_SKIPS, Compressor, described, memory_size, memory_sizes
+from recollect.continual.compress import Compressor, account, make_objective, task_budget
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
-from recollect.memory import recall
+from recollect.memory import Budget, recall
+from recollect.objectives import unrolled
+from recollect.objectives.unrolled import Unrolled
+from recollect.starts import described
 
-CONFIG = ContinualConfig(
+CONFIG = changed(ContinualConfig(), 
     tasks=3, per_task=25, buffer=12, network="mlp:width=6", bases=3, inner_steps=3, inner_lr=0.1, outer_per_batch=2,
     init="unit", replay=6,
 )  # fmt: skip
-PERMUTATIONS = replace(CONFIG, kind="permutations", bases=2, downsample=1)
-SPLIT = replace(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
-RANDOM = replace(CONFIG, inner_steps=6, window=2, window_place="random")
+PERMUTATIONS = changed(CONFIG, kind="permutations", bases=2, downsample=1)
+SPLIT = changed(CONFIG, kind="split", tasks=3, per_task=None, classes_per_task=1)
+RANDOM = changed(CONFIG, inner_steps=6, window=2, window_place="random")
 KINDS = {"rotations": CONFIG, "permutations": PERMUTATIONS, "split": SPLIT}
-SAMPLES = replace(CONFIG, init="samples")
+SAMPLES = changed(CONFIG, init="samples")
 ACCOUNTED = KINDS | {
-    "samples kept smaller": replace(CONFIG, kept_downsample=2),
+    "samples kept smaller": changed(CONFIG, kept_downsample=2),
     "begun as samples": SAMPLES,
-    "begun as samples kept smaller": replace(SAMPLES, kept_downsample=2),
+    "begun as samples kept smaller": changed(SAMPLES, kept_downsample=2),
 }
 SIDE_BY_SIDE = ACCOUNTED | {"unrolls of random length": RANDOM}
 
@@ -48,27 +52,33 @@ def assert_close(one: Memory, other: Memory, **tolerance) -> None:
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
+def sizes(stream: str, shape, classes: int) -> tuple[int, int]:
+    memory = STREAMS[stream].memory
+    return Budget(1, classes, shape, memory.downsample, share=10 * math.prod(shape)).sizes(memory)
+
+
 def test_the_paper_s_sizes():
     grey, colour = (1, 28, 28), (3, 32, 32)
-    assert memory_size(STREAMS["rotations"], grey, 10, 10 * 784)[:2] == (24, 13)
-    assert memory_size(STREAMS["permutations"], grey, 10, 10 * 784)[:2] == (8, 19)
-    assert memory_size(STREAMS["cifar100"], colour, 5, 10 * 3072)[:2] == (24, 102)
-    assert memory_size(STREAMS["rotations"], grey, 10, 10 * 784).floats == 24 * 196 + 13 * 240 <= 7840
+    assert sizes("rotations", grey, 10) == (24, 13)
+    assert sizes("permutations", grey, 10) == (8, 19)
+    assert sizes("cifar100", colour, 5) == (24, 102)
+    assert 24 * 196 + 13 * 240 <= 7840
 
 
 def test_a_share_too_small_for_the_bases(toy_images):
+    stream = Stream(toy_images, CONFIG)
     with pytest.raises(
-        RecollectError, match=r"24 bases do not fit a task's share of 256 floats: at most 13 fit with one addressing"
+        RecollectError, match=r"24 bases do not fit 1/3 of a buffer of 12 images \(256 numbers\): at most 13 .* a larger buffer"
     ):
-        Compressor(Stream(toy_images, CONFIG), replace(CONFIG, bases=24), [0])
-    assert memory_size(replace(CONFIG, bases=13), (1, 8, 8), 3, 256).matrices == 1
-    with pytest.raises(RecollectError, match="not even one fits"):
-        memory_size(replace(CONFIG, downsample=1), (1, 8, 8), 3, 66)
+        Compressor(stream, changed(CONFIG, bases=24), [0])
+    assert task_budget(stream, CONFIG, 0).sizes(Sizes(bases=13)) == (13, 1)
+    with pytest.raises(RecollectError, match="beside even one base: take fewer matrices or a larger buffer"):
+        Budget(1, 3, (1, 8, 8), 1, share=66).sizes(Sizes())
     with pytest.raises(RecollectError, match="a buffer of 2 images cannot serve 3 tasks"):
-        memory_sizes(Stream(toy_images, CONFIG), replace(CONFIG, buffer=2))
+        account(stream, changed(CONFIG, buffer=2), 3)
     with pytest.raises(RecollectError, match="downsample is 9 for images of 8x8"):
-        memory_size(replace(CONFIG, downsample=9), (1, 8, 8), 3, 256)
-    assert memory_size(replace(CONFIG, bases=None), (1, 8, 8), 3, 256).bases == 256 // (16 + 4 * 3)
+        Compressor(stream, changed(CONFIG, downsample=9), [0])
+    assert task_budget(stream, CONFIG, 0).sizes(Sizes())[0] == 256 // (16 + 4 * 3)
 
 
 # --- side by side --------------------------------------------------------------------------------------------------
@@ -79,23 +89,23 @@ def engine(monkeypatch):
     """The engine of a GPU, its steps uncaptured, wherever an unroll is asked for."""
 
     def switch() -> None:
-        compress._unroller.cache_clear()
-        init = compress.Unroller.__init__
+        make_objective.cache_clear()
+        init = Unrolled.__init__
 
-        def with_engine(self, network, device, compute="auto"):
-            init(self, network, device, compute)
+        def with_engine(self, network, inner, device, compute="auto", compile=False):
+            init(self, network, inner, device, compute)
             self.engine = fast.fastest(network, device, compute)
 
-        monkeypatch.setattr(compress.Unroller, "__init__", with_engine)
+        monkeypatch.setattr(Unrolled, "__init__", with_engine)
 
     yield switch
-    compress._unroller.cache_clear()
+    make_objective.cache_clear()
 
 
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, kind, engine):
     """To the byte, but for the rounding of a GPU's batched unroll."""
-    config = replace(SIDE_BY_SIDE[kind], networks_per_step=2, ema=0.5, clip_running=2.0)
+    config = changed(SIDE_BY_SIDE[kind], networks_per_step=2, ema=0.5, clip_running=2.0)
     together = distilled(toy_images, config, [0, 1, 2])
     backwards = [distilled(toy_images, config, [task])[0] for task in (2, 1, 0)][::-1]
     for one, other in zip(together, backwards, strict=True):
@@ -110,14 +120,12 @@ def test_tasks_side_by_side_give_what_they_give_one_after_another(toy_images, ki
 @pytest.mark.parametrize("kind", SIDE_BY_SIDE)
 def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatch):
     """The same memories to rounding, on a CPU and by a GPU's engine, with fewer tasks side by side in the end too."""
-    config, found = replace(SIDE_BY_SIDE[kind], networks_per_step=2), []
+    config, found = changed(SIDE_BY_SIDE[kind], networks_per_step=2), []
     for switch in (lambda: None, engine):
         switch()
         for pays in (False, True):
             asked = []
-            monkeypatch.setattr(
-                compress.span, "pays", lambda *given, pays=pays, asked=asked: asked.append(given) or pays
-            )
+            monkeypatch.setattr(compress.span, "pays", lambda *given, pays=pays, asked=asked: asked.append(given) or pays)
             found += [distilled(toy_images, config, [0, 1]) + distilled(toy_images, config, [1])]
             assert asked[0][1] == len(found[0][0].bases)
 
@@ -127,7 +135,7 @@ def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatc
         tried.append(1)
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(compress.span, "by_images", no_room)  # then the other way is taken, from then on
+    monkeypatch.setattr(unrolled.span, "by_images", no_room)  # then the other way is taken, from then on
     found += [distilled(toy_images, config, [0, 1]) + distilled(toy_images, config, [1])]
     assert len(tried) == 1
     for others in found[1:]:
@@ -136,7 +144,7 @@ def test_in_coordinates_of_the_bases_or_not(toy_images, kind, engine, monkeypatc
 
 
 def test_the_engine_does_the_network_of_la_maml_too(toy_images, engine):
-    config = replace(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
+    config = changed(SPLIT, network="lamaml:width=2,hidden=3", inner_steps=2, outer_per_batch=1)
     expected = distilled(toy_images, config, [0, 1])
     engine()
     found = [*distilled(toy_images, config, [0, 1]), *distilled(toy_images, config, [0])]
@@ -197,13 +205,13 @@ def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path, config):
 
 @pytest.mark.parametrize("kind", ACCOUNTED)
 def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
-    config = replace(ACCOUNTED[kind], outer_per_batch=1, inner_steps=1)
+    config = changed(ACCOUNTED[kind], outer_per_batch=1, inner_steps=1)
     stream = Stream(toy_images, config, 1)
     learner = Compress(stream, config)
-    total, image, memories = config.buffer * 64, 64 // config.kept_downsample**2, 0
+    total, image, memories = config.buffer.images * 64, 64 // config.buffer.kept_downsample**2, 0
     for task in stream:
         room = (total - memories) // image
-        assert room >= config.buffer - -(-config.buffer * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
+        assert room >= config.buffer.images - -(-config.buffer.images * task.number // stream.tasks)  # 1 - (t-1)/T of it at least
         for number, batch in enumerate(task):
             learner.observe(batch)
             samples = len(learner._compressor.reservoirs[0])
@@ -217,7 +225,7 @@ def test_samples_and_memories_fit_the_total_at_every_batch(toy_images, kind):
 
 
 def test_samples_go_when_a_memory_that_is_not_distilled_is_there(toy_images):
-    config = replace(SAMPLES, per_task=40, buffer=30, bases=6, outer_per_batch=0)
+    config = changed(SAMPLES, per_task=40, buffer=30, bases=6, outer_per_batch=0)
     learner, stream = Compress(Stream(toy_images, config), config), Stream(toy_images, config)
     samples = []
     for batch in stream.task(0):
@@ -229,147 +237,87 @@ def test_samples_go_when_a_memory_that_is_not_distilled_is_there(toy_images):
     assert [line["samples"] for line in learner.buffer.log] == [*samples[:waits], 0]
 
 
+def real(compressor: Compressor, batch):
+    labels = torch.arange(compressor.classes).repeat_interleave(compressor.matrices)
+    return compressor._drawn(batch, compressor.reservoirs[0], labels)[0]
+
+
 def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):
     stream = Stream(toy_images, CONFIG)
     compressor = Compressor(stream, CONFIG, [0])
     first, second, _ = stream.task(0)
-    images, labels = compressor._query([first])
-    assert images.shape == (1, 16, 1, 8, 8)  # always: 10 incoming and 6 of the reservoir, or the same again
-    assert labels.flatten().tolist() == [*first.labels.tolist(), *first.labels[:6].tolist()]
+    images, labels, _ = real(compressor, first)
+    assert images.shape == (16, 1, 8, 8)  # always: 10 incoming and 6 of the reservoir, or the same again
+    assert labels.tolist() == [*first.labels.tolist(), *first.labels[:6].tolist()]
     compressor.observe([first])
-    images, labels = compressor._query([second])
-    assert torch.equal(images[0, :10], second.images / 255)
+    images, labels, _ = real(compressor, second)
+    assert torch.equal(images[:10], second.images / 255)
     known = {tuple(image.flatten().tolist()) for image in first.images}
-    replayed = {tuple((255 * image).round().int().flatten().tolist()) for image in images[0, 10:]}
+    replayed = {tuple((255 * image).round().int().flatten().tolist()) for image in images[10:]}
     assert replayed <= known
     assert len(replayed) == 6
-    smaller = replace(CONFIG, kept_downsample=8)
+    smaller = changed(CONFIG, kept_downsample=8)
     compressor = Compressor(Stream(toy_images, smaller), smaller, [0])
     compressor.observe([first])
     assert compressor.reservoirs[0].capacity == 12 * 64
-    assert compressor._query([second])[0][0, 10:].flatten(1).std(1).max() == 0  # their means are all that was kept
-    with pytest.raises(RecollectError, match="kept_downsample is 9 for images of 8x8: give less"):
-        Compressor(stream, replace(CONFIG, kept_downsample=9), [1])
+    assert real(compressor, second).images[10:].flatten(1).std(1).max() == 0  # their means are all that was kept
+    with pytest.raises(RecollectError, match="kept_downsample is 9 for images of 8x8: give 1 to 8"):
+        Compressor(stream, changed(CONFIG, kept_downsample=9), [1])
 
 
 def test_labels_of_a_split_are_places_among_the_task_s_own_classes(toy_images):
     stream = Stream(toy_images, SPLIT, groups=[(2,), (1, 0)])
     compressor = Compressor(stream, SPLIT, [1])
     batch = next(iter(stream.task(1)))
-    _, labels = compressor._query([batch])
-    assert labels[0, :10].tolist() == [{1: 0, 0: 1}[label] for label in batch.labels.tolist()]
+    labels = real(compressor, batch).labels
+    assert labels[:10].tolist() == [{1: 0, 0: 1}[label] for label in batch.labels.tolist()]
 
 
-# --- the outer step ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_the_update_is_torch_s_own(toy_images, optimiser):
-    config = replace(CONFIG, outer_optimiser=optimiser, outer_lr=0.1, outer_momentum=0.7)
-    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
-    mine = [tensor.clone().requires_grad_() for tensor in compressor.learned]
-    kinds = {"sgd": torch.optim.SGD(mine, 0.1, 0.7), "adam": torch.optim.Adam(mine, 0.1, (0.7, 0.999))}
-    for _ in range(3):
-        for tensor in mine:
-            tensor.grad = torch.randn_like(tensor)
-        compressor._update([tensor.grad for tensor in mine])
-        kinds[optimiser].step()
-    for tensor, expected in zip(compressor.learned, mine, strict=True):
-        torch.testing.assert_close(tensor, expected.detach(), rtol=1e-4, atol=1e-5)
-    assert torch.equal(compressor.average[0], compressor.learned[0])
-
-
-def test_clipping_is_task_by_task(toy_images):
-    config = replace(CONFIG, clip_norm=1.0, outer_momentum=0.0, outer_lr=1.0)
-    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
-    before = [tensor.clone() for tensor in compressor.learned]
-    gradients = [torch.ones_like(tensor) for tensor in before]
-    gradients[0][1] *= 1e-3
-    gradients[1][1] *= 1e-3
-    compressor._update(gradients)
-    moved = [before[i] - compressor.learned[i] for i in range(2)]
-    norms = [torch.cat([m[task].flatten() for m in moved]).norm().item() for task in range(2)]
-    assert norms[0] == pytest.approx(1, rel=1e-4)
-    torch.testing.assert_close(moved[0][1], gradients[0][1], rtol=1e-3, atol=1e-6)
-
-
-def test_a_task_without_a_finite_gradient_waits_and_the_others_go_on(toy_images):
-    compressor = Compressor(Stream(toy_images, CONFIG), CONFIG, [0, 1])
-    before = [tensor.clone() for tensor in compressor.learned]
-    gradients = [torch.ones_like(tensor) for tensor in before]
-    gradients[1][0, 0, 0, 0] = torch.inf
-    compressor._update(gradients)
-    for tensor, old in zip(compressor.learned, before, strict=True):
-        assert torch.equal(tensor[0], old[0])
-        assert not torch.equal(tensor[1], old[1])
-    assert compressor.mean[0][0].abs().max() == 0
-    assert (compressor.taken.tolist(), compressor.skipped.tolist()) == ([0, 1], [1, 0])
-
-
-def test_a_task_whose_gradient_explodes_goes_back_towards_its_average(toy_images):
-    config = replace(CONFIG, clip_running=2.0, ema=0.9)
-    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
-    ones = [torch.ones_like(tensor) for tensor in compressor.learned]
-    for _ in range(3):
-        compressor._update(ones)
-    before, average = ([tensor.clone() for tensor in kept] for kept in (compressor.learned, compressor.average))
-    compressor._update([torch.stack([1e6 * one[0], one[1]]) for one in ones])
-    assert compressor.skipped.tolist() == [1, 0]
-    for number, old in enumerate(before):
-        torch.testing.assert_close(compressor.learned[number][0], old[0].lerp(average[number][0], BACK))
-        assert torch.equal(compressor.average[number][0], average[number][0])
-        assert not torch.equal(compressor.average[number][1], average[number][1])
-    while compressor.skipped[0] < 200 and compressor.taken[0] == 3:
-        compressor._update([torch.stack([1e6 * one[0], one[1]]) for one in ones])
-    assert MOST_SKIPS < compressor.skipped[0] < 200  # then it is the usual
-    assert compressor.not_finite.tolist() == [0, 0]
+# --- the inner loop ---------------------------------------------------------------------------------------------------
 
 
 def test_a_hopeless_task_says_so(toy_images, monkeypatch):
     monkeypatch.setattr(compress, "MOST_SKIPS", 2)
-    config = replace(CONFIG, inner_lr=1e6)
-    with pytest.raises(
-        RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"
-    ):
+    config = changed(CONFIG, inner_lr=1e6)
+    with pytest.raises(RecollectError, match="the outer gradient of task 1 was not finite 2 times in a row: lower inner_lr"):
         distilled(toy_images, config, [1])
 
 
-def test_the_schedule(toy_images):
-    config = replace(CONFIG, outer_schedule="cosine", outer_lr=2.0)
-    compressor = Compressor(Stream(toy_images, config), config, [0])
-    assert compressor._rate() == 2.0
-    compressor.step = 3  # of 2 outer steps for each of 3 batches
-    assert compressor._rate() == pytest.approx(1.0)
+def test_plain_images_of_each_class(toy_images):
+    """One-hot addressing: what the same floats buy without shared bases."""
+    (memory,) = distilled(toy_images, changed(CONFIG, addressing="one-hot", bases=None), [1])
+    assert memory.header.addressing == "one-hot"
+    assert memory.floats == len(memory.bases) * 16 <= 256
 
 
 def test_augmentation(toy_images):
-    plain, flipped = (distilled(toy_images, replace(CONFIG, augment=a), [0])[0] for a in ("none", "flip+crop"))
+    plain, flipped = (distilled(toy_images, changed(CONFIG, augment=a), [0])[0] for a in ("none", "flip+crop"))
     assert not torch.equal(plain.bases, flipped.bases)
     assert flipped.header.recipe["augment"] == "flip+crop"
     with pytest.raises(RecollectError, match="unknown augmentation 'flop'"):
-        distilled(toy_images, replace(CONFIG, augment="flop"), [0])
+        distilled(toy_images, changed(CONFIG, augment="flop"), [0])
 
 
 def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
-    config = replace(CONFIG, inner_per_class=2)
-    compressor = Compressor(Stream(toy_images, config), config, [0, 1])
-    matrices = compressor.size.matrices
-    steps = matrices + 1
-    rows = compressor._start(0, 0, steps).batches
-    assert rows.shape == (steps, 6)
-    assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] for row in rows)
-    seen = rows.view(steps, 3, 2).transpose(0, 1).flatten(1)  # of each class, step after step
-    first, second, _ = seen.split(matrices, dim=1)
-    for whole in (first, second):  # none comes again before all have come
-        assert torch.equal(whole.sort().values.flatten(), torch.arange(3 * matrices))
-    assert not torch.equal(first, second)
-    assert torch.equal(rows, compressor._start(0, 0, steps).batches)
-    assert not torch.equal(rows, compressor._start(1, 0, steps).batches)
+    config = changed(CONFIG, inner_per_class=2)
+    stream = Stream(toy_images, config)
+    compressor = Compressor(stream, config, [0, 1])
+    matrices = compressor.matrices
+    labels = torch.arange(3).repeat_interleave(matrices)
+    batches = [next(iter(stream.task(task))) for task in (0, 1)]
+
+    def rows(task: int) -> torch.Tensor:
+        return compressor._drawn(batches[task], compressor.reservoirs[task], labels)[1][0].batches
+
+    assert rows(0).shape == (config.inner.steps, 6)
+    assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] for row in rows(0))
+    assert torch.equal(rows(0), rows(0))
+    assert not torch.equal(rows(0), rows(1))
 
 
 def test_unrolls_of_random_length(toy_images, monkeypatch):
     """From the window's to the whole, by seed and step; the window is at the end of each."""
-    lengths, windows, real = [], set(), compress.unroll.metagradient
+    lengths, windows, real = [], set(), unrolled.unroll.metagradient
     monkeypatch.setattr(compress.span, "pays", lambda *_: False)
 
     def watched(loss, params, images, labels, batches, query, **options):
@@ -377,8 +325,8 @@ def test_unrolls_of_random_length(toy_images, monkeypatch):
         windows.add(options["window"])
         return real(loss, params, images, labels, batches, query, **options)
 
-    monkeypatch.setattr(compress.unroll, "metagradient", watched)
-    config = replace(RANDOM, outer_per_batch=10)
+    monkeypatch.setattr(unrolled.unroll, "metagradient", watched)
+    config = changed(RANDOM, outer_per_batch=10)
     distilled(toy_images, config, [0])
     once = [*lengths]
     assert set(once) == {2, 3, 4, 5, 6}
@@ -390,9 +338,7 @@ def test_unrolls_of_random_length(toy_images, monkeypatch):
 # --- a memory that begins as samples -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("small", "size", "images"), [((3, 4, 4), (8, 8), 30), ((1, 4, 3), (7, 6), 30), ((2, 5, 5), (5, 5), 3)]
-)
+@pytest.mark.parametrize(("small", "size", "images"), [((3, 4, 4), (8, 8), 30), ((1, 4, 3), (7, 6), 30), ((2, 5, 5), (5, 5), 3)])
 def test_images_that_bases_can_recall_are_described_exactly(small, size, images):
     draws, count = torch.Generator().manual_seed(0), min(5, images)
     bases, mixed = torch.randn(count, *small, generator=draws), torch.randn(images, count, generator=draws)
@@ -417,7 +363,7 @@ def test_others_are_described_with_the_least_error():
 
 @pytest.mark.parametrize("still", [{"outer_lr": 1e-9}, {"outer_per_batch": 0}])
 def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
-    config = replace(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, **still)
+    config = changed(SAMPLES, per_task=40, buffer=120, bases=30, downsample=1, **still)
     stream = Stream(toy_images, config, 1)
     compressor = Compressor(stream, config, [0])
     batches = list(stream.task(0))
@@ -426,7 +372,7 @@ def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
         compressor.observe([batch])
         assert (compressor.step, len(compressor.reservoirs[0])) == (0, 10 * compressor.seen)
     compressor.observe([batches[2]])
-    assert compressor.step == config.outer_per_batch
+    assert compressor.step == config.buffer.outer_per_batch
     recalled, labels = compressor.memories()[0].recall()
     images, truth = (torch.cat([getattr(batch, part) for batch in batches[:3]]) for part in ("images", "labels"))
     far, nearest = (recalled[:, None] - stream.preprocess(images)).flatten(2).norm(dim=2).min(1)
@@ -436,14 +382,14 @@ def test_a_memory_begins_as_the_samples_that_have_come(still, toy_images):
 
 
 def test_what_no_sample_describes_stays_random(toy_images):
-    config = replace(SAMPLES, per_task=25, bases=13)
+    config = changed(SAMPLES, per_task=25, bases=13)
     stream = Stream(toy_images, config, 1)
     compressor, first = Compressor(stream, config, [0]), next(iter(stream.task(0)))
-    before = [tensor[0].clone() for tensor in compressor.learned]
+    before = [tensor.detach().clone() for tensor in compressor.states[0].learned]
     label = int(first.labels[0])
     few = first._replace(images=first.images[:1], labels=first.labels[:1])
     compressor._begin_as_samples([few])
-    bases, addressing = (tensor[0] for tensor in compressor.learned)
+    bases, addressing = compressor.states[0].learned
     assert not torch.equal(bases[0], before[0][0])
     assert torch.equal(bases[1:], before[0][1:])
     assert addressing[:, label, 1:].abs().max() == 0

@@ -1,11 +1,10 @@
 """The learners on tiny streams of each kind: the protocol, what makes each what it is, and determinism by seed."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from recollect import RecollectError, load
+from recollect.config import changed
 from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.learners import (
     AGem,
@@ -18,18 +17,19 @@ from recollect.continual.learners import (
     accuracy_matrix,
     is_told,
     make,
+    taught,
 )
 from recollect.continual.metrics import metrics
 from recollect.continual.streams import Batch, Stream
 
-CONFIG = ContinualConfig(
+CONFIG = changed(ContinualConfig(), 
     tasks=2, per_task=15, buffer=6, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1, replay=4,
-    glances=2, gdumb_epochs=2, all_epochs=2, rival_replay=4,
+    glances=2, gdumb_epochs=2, all_epochs=2, baseline_replay=4,
 )  # fmt: skip
 KINDS = {
     "rotations": CONFIG,
-    "permutations": replace(CONFIG, kind="permutations", downsample=1),
-    "split": replace(CONFIG, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
+    "permutations": changed(CONFIG, kind="permutations", downsample=1),
+    "split": changed(CONFIG, kind="split", classes_per_task=1, per_task=14, preprocess="normalise"),
 }
 
 
@@ -39,7 +39,7 @@ def test_every_learner_on_every_kind_of_stream(toy_images, kind, name):
     found = []
     for seed in (0, 0, 1):
         stream = Stream(toy_images, KINDS[kind], seed)
-        found.append(accuracy_matrix(name, make(name, stream, KINDS[kind]), stream))
+        found.append(accuracy_matrix(name, taught(make(name, stream, KINDS[kind]), stream), stream))
     matrix = found[0]
     assert matrix == found[1]  # by seed
     assert [[value is None for value in row] for row in matrix] == [[False, True], [False, False]]
@@ -113,14 +113,12 @@ def test_online_is_sgd(toy_images):
     stream = Stream(toy_images, CONFIG)
     learner = Online(stream, CONFIG)
     params = [p.clone().requires_grad_() for p in learner.params.values()]
-    optimiser = torch.optim.SGD(params, lr=CONFIG.rival_lr)
+    optimiser = torch.optim.SGD(params, lr=CONFIG.baselines.lr)
     for batch in batches(stream):
         learner.observe(batch)
-        for _ in range(CONFIG.glances):
+        for _ in range(CONFIG.baselines.glances):
             optimiser.zero_grad()
-            learner.network.loss(
-                dict(zip(learner.params, params, strict=True)), batch.images / 255, batch.labels
-            ).backward()
+            learner.network.loss(dict(zip(learner.params, params, strict=True)), batch.images / 255, batch.labels).backward()
             optimiser.step()
     for mine, theirs in zip(learner.params.values(), params, strict=True):
         torch.testing.assert_close(mine, theirs.detach())
@@ -128,7 +126,7 @@ def test_online_is_sgd(toy_images):
 
 def test_in_a_split_only_the_task_s_own_logits_count(toy_images):
     """The bias of classes of other tasks gets no gradient, and they are never predicted with the task's number."""
-    config = replace(KINDS["split"], classes_per_task=1, tasks=3, per_task=None)
+    config = changed(KINDS["split"], classes_per_task=1, tasks=3, per_task=None)
     stream = Stream(toy_images, config, groups=[(2, 0), (1,)])
     learner = Online(stream, config)
     before = learner.params["5.bias"].clone()
@@ -150,9 +148,7 @@ def test_replay_sees_the_batch_and_the_buffer(toy_images, monkeypatch):
     learner = Replay(stream, CONFIG)
     seen = []
     gradient = Replay._gradient
-    monkeypatch.setattr(
-        Replay, "_gradient", lambda self, batch: seen.append(len(batch.labels)) or gradient(self, batch)
-    )
+    monkeypatch.setattr(Replay, "_gradient", lambda self, batch: seen.append(len(batch.labels)) or gradient(self, batch))
     for task in range(2):
         for batch in stream.task(task):
             learner.observe(batch)
@@ -188,7 +184,7 @@ def test_a_gem_does_not_go_against_the_buffer(toy_images):
 
 
 def test_ewc_holds_weights_by_the_fisher_information_of_each_task(toy_images):
-    config = replace(CONFIG, ewc_strength=3.0)
+    config = changed(CONFIG, ewc_strength=3.0)
     stream = Stream(toy_images, config)
     learner = Ewc(stream, config)
     ends = []
@@ -234,15 +230,15 @@ def test_gdumb_keeps_the_task_s_share_and_all_data_keeps_all(toy_images, monkeyp
 
 def test_the_upper_bound_is_above_and_replay_beats_online():
     """Permuted digits: what the comparisons are for. A seed, a few seconds."""
-    config = ContinualConfig(
-        kind="permutations", tasks=3, per_task=300, buffer=60, network="mlp:width=64", rival_lr=0.3, glances=3,
+    config = changed(ContinualConfig(), 
+        kind="permutations", tasks=3, per_task=300, buffer=60, network="mlp:width=64", baseline_lr=0.3, glances=3,
         data_lr=0.1, data_batch=32, all_epochs=20, gdumb_epochs=50,
     )  # fmt: skip
     images = load("digits")
     found = {}
     for name in ("online", "er", "gdumb", "all-data"):
         stream = Stream(images, config)
-        found[name] = metrics(accuracy_matrix(name, make(name, stream, config), stream))
+        found[name] = metrics(accuracy_matrix(name, taught(make(name, stream, config), stream), stream))
     assert found["all-data"].ra > 85
     assert found["all-data"].ra > found["gdumb"].ra > 40
     assert found["er"].ra > found["online"].ra

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from recollect import Memory, RecollectError, load
 from recollect.cli import main
+from recollect.config import changed, setting
 from recollect.continual import run as run_module
 from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
@@ -25,13 +26,13 @@ from recollect.continual.run import Result, run
 from recollect.continual.streams import Stream
 from recollect.show import streams as show
 
-CONFIG = replace(
+CONFIG = changed(
     STREAMS["rotations"], tasks=3, per_task=20, buffer=9, network="mlp:width=4", bases=2, inner_steps=2, outer_per_batch=1,
     replay=4, glances=1, gdumb_epochs=2, all_epochs=2,
 )  # fmt: skip
 NAMES = ["tasks", "per_task", "buffer", "network", "bases", "inner_steps", "outer_per_batch", "replay", "glances"]
 NAMES += ["gdumb_epochs", "all_epochs"]
-TINY = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", str(getattr(CONFIG, name)))]
+TINY = [word for name in NAMES for word in (f"--{name.replace('_', '-')}", str(setting(CONFIG, name)))]
 PROGRAM = Path(sys.executable).with_name("recollect")
 
 
@@ -79,7 +80,7 @@ def matrices(folder: Path) -> dict[str, list]:
 
 
 def test_a_run_s_folder(whole):
-    settings = json.loads((whole / "continual.json").read_text())
+    settings = json.loads((whole / "config.json").read_text())
     assert settings["stream"] == "rotations"
     assert settings["config"]["bases"] == 2
     assert settings["how"]["learners"] == list(LEARNERS)
@@ -139,22 +140,10 @@ def test_every_stream_runs(call, toy_npz, stream):
     kind += ["--preprocess", "normalise"] if kind else []
     kind += ["--network", "lamaml:width=2,hidden=3", "--window", 1] if stream == "cifar100" else []
     out, _ = call(
-        "continual",
-        stream,
-        "--data",
-        toy_npz,
-        *TINY,
-        "--seeds",
-        1,
-        "--learners",
-        "compress",
-        "--out",
-        "run",
-        *kind,
-        "--quiet",
+        "continual", stream, "--data", toy_npz, *TINY, "--seeds", 1, "--learners", "compress", "--out", "run", *kind, "--quiet"
     )
     assert "compress-then-recall" in out
-    settings = json.loads(Path("run/continual.json").read_text())
+    settings = json.loads(Path("run/config.json").read_text())
     assert settings["config"]["kind"] == {"cifar100": "split"}.get(
         stream, stream.removesuffix("-60k").replace("many", "permutations")
     )
@@ -163,7 +152,7 @@ def test_every_stream_runs(call, toy_npz, stream):
     assert recorded.exists() == (settings["config"]["kind"] == "permutations")
     if recorded.exists():
         images = load(str(toy_npz))
-        config = replace(STREAMS[stream], tasks=CONFIG.tasks, per_task=CONFIG.per_task)
+        config = changed(STREAMS[stream], tasks=CONFIG.stream.tasks, per_task=CONFIG.stream.per_task)
         shown = Stream(images, config).test(1).images.flatten(1)
         assert torch.equal(shown, images.test.images.flatten(1)[:, np.load(recorded)[1]])
 
@@ -171,10 +160,10 @@ def test_every_stream_runs(call, toy_npz, stream):
 def test_defaults_are_the_stream_s(monkeypatch):
     from recollect import cli
 
-    assert cli.parse(["continual", "many"]).config.tasks == 100
-    assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.network == "lamaml"
-    assert cli.parse(["continual", "permutations-60k"]).config.outer_per_batch == 2
-    assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.bases is None
+    assert cli.parse(["continual", "many"]).config.stream.tasks == 100
+    assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.inner.network == "lamaml"
+    assert cli.parse(["continual", "permutations-60k"]).config.buffer.outer_per_batch == 2
+    assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.memory.bases is None
 
 
 # --- resuming ------------------------------------------------------------------------------------------------------
@@ -182,21 +171,15 @@ def test_defaults_are_the_stream_s(monkeypatch):
 
 def test_a_finished_run_is_not_run_again(call, whole, folder, toy_npz, monkeypatch):
     copy = Path(shutil.copytree(whole, folder / "copy"))
-    monkeypatch.setattr(run_module, "_do", None)
+    monkeypatch.setattr(run_module, "Job", None)
     call("continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", copy, "--quiet")
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
     table = (copy / "table.json").read_bytes()
-    options = [
-        "--seeds",
-        1,
-        "--learners",
-        "er",
-        "er",
-    ]  # fewer, and one twice: the table is of all that the folder holds
+    options = ["--seeds", 1, "--learners", "er", "er"]  # fewer, and one twice: the table is of all that the folder holds
     out, _ = call("continual", "rotations", "--data", toy_npz, *TINY, *options, "--out", copy, "--quiet")
     assert (copy / "table.json").read_bytes() == table == (whole / "table.json").read_bytes()
-    assert out.count("not run") == 4  # rivals that only the paper has
+    assert out.count("not run") == 4  # baselines that only the paper has
 
 
 def test_processes_give_the_same_bytes(whole, folder, toy_images):
@@ -246,9 +229,7 @@ def test_killed_and_resumed(whole, folder, toy_npz):
     """The process itself, killed outright."""
     command = [PROGRAM, "continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 2, "--out", "killed"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*map(str, command), "--learners", "compress"], env=environment, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*map(str, command), "--learners", "compress"], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list((folder / "killed").rglob("*.safetensors")):
         assert process.poll() is None
@@ -266,7 +247,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "_do", stop)
+    monkeypatch.setattr(run_module, "_distil", stop)
     _, err = call("continual", "rotations", "--data", toy_npz, *TINY, "--out", "run", "--quiet", code=130)
     assert err == "stopped: continue with recollect resume run\n"
 
@@ -279,23 +260,14 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
     [
         (["--learners", "ours"], "unknown learner 'ours'"),
         (["--learners", "er", "--tasks", 10], "a buffer of 9 images cannot serve 10 tasks"),
-        (
-            ["--kind", "permutations"],
-            "kind is permutations, but rotations is a stream of rotations: name another stream",
-        ),
+        (["--kind", "permutations"], "kind is permutations, but rotations is a stream of rotations: name another stream"),
         (["--seeds", 0], "seeds is 0: give 1 or more"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
-        (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give less"),
+        (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give 1 to 8"),
         (["--compute", "tf32", "--device", "cpu"], "compute is tf32, which needs a CUDA device: give fp32 or auto"),
-        (
-            ["--tasks", 10],
-            "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or",
-        ),
-        (
-            ["--bases", 12],
-            "12 bases do not fit a task's share of 192 floats: at most 10 fit with one addressing matrix",
-        ),
+        (["--tasks", 10], "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or"),
+        (["--bases", 12], "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one"),
         (["--per-task", 0], "task 0 of toy has no samples"),
         (["--per-task", 99], "per_task is 99, but task 0 of toy has 42 training images"),
         (["--network", "mpl"], "unknown network 'mpl'"),
@@ -330,8 +302,8 @@ def test_a_folder_of_another_run(call, whole, folder, toy_images, toy_npz):
     common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet"]
     _, err = call("continual", "rotations", *common, "--inner-steps", 3, code=2)
     assert (
-        err
-        == f"error: {copy} was begun with inner_steps 2, not 3: go on with the same, or give another folder (--out)\n"
+        err == f"error: {copy} was begun with inner_steps 2, not 3: "
+        "resume it unchanged, or start another run with the new setting (--out)\n"
     )
     _, err = call("continual", "permutations", *common, code=2)
     assert "was begun with kind 'rotations', not 'permutations'" in err
@@ -350,12 +322,12 @@ def test_a_folder_older_than_a_setting(call, whole, folder, toy_npz):
     path = copy / "seed-0" / "compress" / "task-01.safetensors"
     path.unlink()
     (copy / "seed-0" / "compress.json").unlink()
-    known = json.loads((copy / "continual.json").read_text())
+    known = json.loads((copy / "config.json").read_text())
     del known["config"]["kept_downsample"]
-    (copy / "continual.json").write_text(json.dumps(known))
+    (copy / "config.json").write_text(json.dumps(known))
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
-    (copy / "continual.json").write_text(json.dumps(known))
+    (copy / "config.json").write_text(json.dumps(known))
     common = ["--data", toy_npz, *TINY, "--out", copy, "--quiet", "--kept-downsample", 2]
     _, err = call("continual", "rotations", *common, code=2)
     assert "was begun with kept_downsample 1, not 2" in err
@@ -380,13 +352,13 @@ def test_damaged_files(call, whole, folder):
     checkpoint.unlink()
     call("resume", copy, "--quiet")
     assert memories(copy) == memories(whole)
-    (copy / "continual.json").write_text("{}")
+    (copy / "config.json").write_text('{"kind": "continual"}')
     _, err = call("resume", copy, "--quiet", code=2)
-    assert "continual.json is damaged" in err
+    assert "config.json has no 'data': restore it" in err
 
 
 def test_an_error_in_a_worker_is_the_user_s_error(toy_images):
-    config = replace(CONFIG, inner_lr=1e6, outer_per_batch=20, outer_optimiser="sgd", outer_lr=0.1, clip_running=0.0)
+    config = changed(CONFIG, inner_lr=1e6, outer_per_batch=20, outer_optimiser="sgd", outer_lr=0.1, clip_running=0.0)
     with pytest.raises(RecollectError, match="was not finite 20 times in a row"):
         run(toy_images, config, out="wrong", seeds=1, learners=["compress"], workers=2)
 
@@ -434,7 +406,7 @@ def test_the_summary_is_over_seeds():
 
 
 def test_the_quoted_figures():
-    """docs/protocols.md: ours and the best rivals."""
+    """docs/protocols.md: ours and the best baselines."""
     ours = {stream: rows["compress"].ra for stream, rows in show.PAPER.items()}
     assert ours == {
         "rotations": 80.32, "permutations": 78.48, "many": 74.07, "cifar100": 62.58,
@@ -449,13 +421,13 @@ def test_the_search_of_settings(toy_images, folder, monkeypatch, capsys):
     """A row of the list is run once, on the stream or on its stand-in of half the side."""
     script = experiment_module("continual_recipe")
     monkeypatch.setattr(script.recollect, "load", lambda name, root: toy_images)
-    split = replace(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
+    split = changed(CONFIG, kind="split", tasks=None, classes_per_task=1, per_task=8, batch=4)
     monkeypatch.setitem(script.STREAMS, "cifar100", split)
     monkeypatch.setattr(script, "HALVED", {"downsample": 1, "buffer": 36})
     seen, measure = [], script.measure
 
     def watched(stream, config, *rest):
-        seen.append((stream.shape, config.downsample, config.buffer))
+        seen.append((stream.shape, config.memory.downsample, config.buffer.images))
         return measure(stream, config, *rest)
 
     monkeypatch.setattr(script, "measure", watched)

@@ -9,13 +9,14 @@ from conftest import toy_arrays
 from PIL import Image
 
 from recollect import Images, RecollectError, Split, load
+from recollect.config import changed
 from recollect.continual import streams
 from recollect.continual.config import STREAMS, ContinualConfig, check, check_learners, stream_config
 from recollect.continual.streams import Stream, rotation
 
-ROTATIONS = ContinualConfig(tasks=4, per_task=25)
-PERMUTATIONS = replace(ROTATIONS, kind="permutations")
-SPLIT = replace(ROTATIONS, kind="split", tasks=None, per_task=None, classes_per_task=1)
+ROTATIONS = changed(ContinualConfig(), tasks=4, per_task=25)
+PERMUTATIONS = changed(ROTATIONS, kind="permutations")
+SPLIT = changed(ROTATIONS, kind="split", tasks=None, per_task=None, classes_per_task=1)
 
 
 def seen(stream: Stream, number: int) -> Split:
@@ -46,7 +47,7 @@ def test_rotation_in_floats_differs_on_a_border_at_most():
 
 
 def test_angles_are_by_the_seed_each_in_its_own_part_of_the_half_turn(toy_images):
-    config = replace(ROTATIONS, tasks=20)
+    config = changed(ROTATIONS, tasks=20)
     found = [Stream(toy_images, config, seed).angles for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
     assert all(9 * t <= angle < 9 * (t + 1) for angles in found for t, angle in enumerate(angles))
@@ -92,7 +93,7 @@ def test_every_sample_comes_once_in_batches_of_ten(toy_images, config):
         sizes = [len(batch.labels) for batch in task]
         assert len(task) == len(sizes) == stream.batches(task.number)
         assert set(sizes[:-1]) == {10}
-        wanted = config.per_task or int((toy_images.train.labels == stream.task_classes[task.number][0]).sum())
+        wanted = config.stream.per_task or int((toy_images.train.labels == stream.task_classes[task.number][0]).sum())
         assert sum(sizes) == wanted == len(set(stream._rows(task.number).tolist()))
 
 
@@ -111,9 +112,7 @@ def test_a_second_look_is_an_error(toy_images):
 def test_only_the_batch_that_is_looked_at_is_built(toy_images, monkeypatch):
     built = []
     look = Stream._look
-    monkeypatch.setattr(
-        Stream, "_look", lambda self, images, number: built.append(len(images)) or look(self, images, 0)
-    )
+    monkeypatch.setattr(Stream, "_look", lambda self, images, number: built.append(len(images)) or look(self, images, 0))
     stream = Stream(toy_images, ROTATIONS)
     tasks = [stream.task(number) for number in range(4)]
     assert built == []
@@ -144,16 +143,16 @@ def test_the_record_tells_all_that_was_drawn(toy_images):
 
 def test_validation_is_streamed_only_when_asked(toy_images):
     everything = len(toy_images.train) + len(toy_images.validation)
-    stream = Stream(toy_images, replace(ROTATIONS, per_task=everything, use_validation=True))
+    stream = Stream(toy_images, changed(ROTATIONS, per_task=everything, use_validation=True))
     assert len(seen(stream, 0)) == everything
-    stream = Stream(toy_images, replace(ROTATIONS, on="validation"))
+    stream = Stream(toy_images, changed(ROTATIONS, on="validation"))
     assert len(stream.test(0)) == len(toy_images.validation)
 
 
 def test_pixels_or_normalised(toy_images):
     pixels = toy_images.train.images
     assert torch.equal(Stream(toy_images, ROTATIONS).preprocess(pixels), pixels / 255)
-    prepared = Stream(toy_images, replace(ROTATIONS, preprocess="normalise")).preprocess(pixels)
+    prepared = Stream(toy_images, changed(ROTATIONS, preprocess="normalise")).preprocess(pixels)
     assert abs(float(prepared.mean())) < 1e-5
 
 
@@ -169,12 +168,14 @@ def test_the_paper_s_streams():
     }
     for name, numbers in expected.items():
         c = stream_config(name)
-        assert (c.tasks, c.per_task, c.buffer, c.bases, c.downsample, c.outer_per_batch) == numbers
-        assert (c.batch, c.inner_momentum) == (10, 0.9)
+        protocol = (c.stream.tasks, c.stream.per_task, c.buffer.images)
+        assert (*protocol, c.memory.bases, c.memory.downsample, c.buffer.outer_per_batch) == numbers
+        assert (c.stream.batch, c.inner.momentum) == (10, 0.9)
     c = ContinualConfig()  # the presets of the streams have rates of their own
-    assert (c.batch, c.outer_lr, c.outer_momentum, c.inner_lr, c.inner_momentum) == (10, 0.1, 0.5, 0.01, 0.9)
-    assert STREAMS["cifar100"].classes_per_task == 5
-    assert STREAMS["cifar100"].network == "lamaml"
+    assert (c.stream.batch, c.outer.lr, c.outer.momentum) == (10, 0.1, 0.5)
+    assert (c.inner.lr, c.inner.momentum) == (0.01, 0.9)
+    assert STREAMS["cifar100"].stream.classes_per_task == 5
+    assert STREAMS["cifar100"].inner.network == "lamaml"
     for config in STREAMS.values():
         check(config)
 
@@ -187,10 +188,7 @@ def few(images: Images, **parts: Split) -> Images:
     ("change", "message"),
     [
         (dict(outer_per_batch=-1), "outer_per_batch is -1: give 0 or more"),
-        (
-            dict(outer_per_batch=0),
-            r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples",
-        ),
+        (dict(outer_per_batch=0), r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples"),
         (dict(tasks=0), "tasks is 0: give 1 or more"),
         (dict(outer_lr=float("nan")), "outer_lr is nan: give a number above 0"),
         (dict(ema=1.0), "ema is 1.0: give a number from 0 to below 1"),
@@ -209,7 +207,7 @@ def few(images: Images, **parts: Split) -> Images:
 )
 def test_bad_settings_are_one_clear_line(toy_images, change, message):
     with pytest.raises(RecollectError, match=message) as caught:
-        Stream(toy_images, replace(ROTATIONS, **change))
+        Stream(toy_images, changed(ROTATIONS, **change))
     assert "\n" not in str(caught.value)
 
 

@@ -15,17 +15,21 @@ import torch
 from torch import nn
 
 import recollect
-from recollect import DistillConfig, Images, Memory, RecollectError, Split, distill
-from recollect.config import PAPER
+from recollect import Images, Memory, RecollectError, Split, distill, unroll
+from recollect.config import PAPER, changed, preset
 from recollect.data.preprocess import Preprocess
-from recollect.distillation import BACK, MOST_SKIPS, Distiller, first_state, resolve, to_memory
+from recollect.decisions import resolve
+from recollect.distillation import Distiller
 from recollect.memory import recall
 from recollect.nets import Network
-from recollect.runs import Run
+from recollect.objectives.unrolled import Unrolled
+from recollect.outer import BACK, MOST_SKIPS, share
+from recollect.runs import Run, load_checkpoint
 
 module = sys.modules["recollect.distillation"]
 
-CONFIG = DistillConfig(
+CONFIG = preset(
+    "fast",
     network="mlp:width=8",
     bases=4,
     downsample=1,
@@ -58,10 +62,11 @@ def file_bytes(memory: Memory, path) -> bytes:
 def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
     """dJ/dA and dJ/dB of one outer step against one float64 graph from the memory to the real images' loss."""
     images = toy()
-    config = resolve(replace(CONFIG, inner_per_class=2, networks_per_step=2, classes_per_step=2), images)
-    network = Network(config.network, images.shape, images.classes)
+    config = resolve(changed(CONFIG, inner_per_class=2, networks_per_step=2, classes_per_step=2), images)
+    network = Network(config.inner.network, images.shape, images.classes)
     preprocess = Preprocess.fit(images.train.images)
-    state = first_state(config, images)
+    distiller = Distiller(images, config, preprocess, network)
+    state = distiller.begin()
     state.bases, state.addressing = (t.detach().double().requires_grad_() for t in (state.bases, state.addressing))
     monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
     monkeypatch.setattr(
@@ -70,24 +75,22 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         lambda self, seed, device="cpu": {n: p.detach().double() for n, p in self._build(seed).named_parameters()},
     )
     seen = []
-    real = module.unroll.metagradient
-    monkeypatch.setattr(module.unroll, "metagradient", lambda *a, **k: (seen.append((a, k)), real(*a, **k))[1])
+    real = unroll.metagradient
+    monkeypatch.setattr(unroll, "metagradient", lambda *a, **k: (seen.append((a, k)), real(*a, **k))[1])
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    value, found = Distiller(images, config, preprocess, network).gradient(state)
+    value, found = distiller.gradient(state)
 
     total = 0
     for (loss, params, _, labels, batches, query), options in seen:
         chosen = labels.view(2, -1)[:, 0]
         assert set(query[1].tolist()) == set(chosen.tolist())
         images_ = recall(state.bases, state.addressing, nn.functional.one_hot(chosen, 3).double(), (4, 4))
-        theta, speed = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
+        theta, velocity = {n: p.requires_grad_() for n, p in params.items()}, {n: 0 for n in params}
         for rows in batches:
-            gradient = torch.autograd.grad(
-                loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True
-            )
+            gradient = torch.autograd.grad(loss(theta, images_[rows], labels[rows]), list(theta.values()), create_graph=True)
             for name, g in zip(list(theta), gradient, strict=True):
-                speed[name] = options["momentum"] * speed[name] + g
-                theta[name] = theta[name] - options["lr"] * speed[name]
+                velocity[name] = options["momentum"] * velocity[name] + g
+                theta[name] = theta[name] - options["lr"] * velocity[name]
         total = total + loss(theta, *query) / 2
     assert len(seen) == 2
     expected = torch.autograd.grad(total, [state.bases, state.addressing])
@@ -96,29 +99,32 @@ def test_outer_gradient_is_that_of_the_whole_algorithm(monkeypatch):
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-10
 
 
-def test_inner_batches_are_balanced_and_without_repeats():
-    images = toy()
-    config = resolve(replace(CONFIG, inner_per_class=2, bases=2), images)
-    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    batches = distiller._batches(3, 5, None, torch.Generator().manual_seed(0))
-    assert batches.shape == (4, 6)
+def unrolled(config) -> Unrolled:
+    return Unrolled(Network(config.inner.network, (1, 4, 4), 3), config.inner, "cpu")
+
+
+def test_inner_batches_are_balanced_and_come_pass_by_pass():
+    """None of a class comes again before the others."""
+    objective = unrolled(resolve(changed(CONFIG, inner_per_class=2, bases=2), toy()))
+    labels = torch.arange(3).repeat_interleave(5)
+    batches = objective._batches(labels, 10, torch.Generator().manual_seed(0))
+    assert batches.shape == (10, 6)
     for rows in batches:
-        assert len(set(rows.tolist())) == 6
         assert torch.bincount(rows // 5, minlength=3).tolist() == [2, 2, 2]
+    of_first = batches[:, :2].flatten().view(4, 5)
+    assert [sorted(rows.tolist()) for rows in of_first] == [[0, 1, 2, 3, 4]] * 4
 
 
 def test_random_window_ends_anywhere_from_full():
-    images = toy()
-    config = resolve(replace(CONFIG, inner_steps=6, window=2, window_place="random"), images)
-    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    lengths = {len(distiller._batches(3, 5, None, torch.Generator().manual_seed(seed))) for seed in range(200)}
+    objective = unrolled(resolve(changed(CONFIG, inner_steps=6, window=2, window_place="random"), toy()))
+    lengths = {objective._length(torch.Generator().manual_seed(seed)) for seed in range(200)}
     assert lengths == {2, 3, 4, 5, 6}
 
 
 def test_learns(tmp_path):
     """The loss falls, and networks trained on the memory beat chance by far."""
     losses = []
-    config = replace(CONFIG, outer_steps=60, inner_steps=15, inner_lr=0.1, outer_lr=0.05, init="unit")
+    config = changed(CONFIG, outer_steps=60, inner_steps=15, inner_lr=0.1, outer_lr=0.05, init="unit")
     memory = distill(toy(), config, progress=lambda line: losses.append(line["loss"]))
     assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
     assert recollect.evaluate(memory, toy(), networks=3).mean > 80
@@ -138,12 +144,10 @@ def test_learns(tmp_path):
     ids=lambda changes: "-".join(changes) or "default",
 )
 def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
-    config = replace(CONFIG, **changes)
+    config = changed(CONFIG, **changes)
     whole = distill(toy(), config, run=tmp_path / "whole")
-    assert (
-        file_bytes(distill(toy(), config), tmp_path / "a") == (tmp_path / "whole" / "memory.safetensors").read_bytes()
-    )
-    other = distill(toy(), replace(config, seed=1))
+    assert file_bytes(distill(toy(), config), tmp_path / "a") == (tmp_path / "whole" / "memory.safetensors").read_bytes()
+    other = distill(toy(), changed(config, seed=1))
     assert not torch.equal(other.bases, whole.bases)
 
     def stop_after_three(line):
@@ -152,7 +156,7 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
 
     with pytest.raises(module.Stopped, match="step 3"):
         distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
-    assert Run(tmp_path / "parts").load_checkpoint()["state"]["step"] == 3
+    assert load_checkpoint(Run(tmp_path / "parts").checkpoint_path)["state"]["step"] == 3
     assert (tmp_path / "parts" / "memory.safetensors").exists()
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
@@ -163,29 +167,8 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
 def test_killed_at_random_moments_and_resumed(tmp_path):
     """SIGKILL, again and again, at moments of chance: the end is the bytes of an uninterrupted run."""
     base = [sys.executable, "-W", "ignore", "-m", "recollect"]
-    settings = [
-        "--network",
-        "mlp:width=8",
-        "--bases",
-        "6",
-        "--downsample",
-        "1",
-        "--inner-steps",
-        "12",
-        "--window",
-        "None",
-    ]
-    settings += [
-        "--outer-steps",
-        "60",
-        "--real-per-class",
-        "20",
-        "--checkpoint-seconds",
-        "0.05",
-        "--device",
-        "cpu",
-        "--quiet",
-    ]
+    settings = ["--network", "mlp:width=8", "--bases", "6", "--downsample", "1", "--inner-steps", "12", "--window", "None"]
+    settings += ["--outer-steps", "60", "--real-per-class", "20", "--checkpoint-seconds", "0.05", "--device", "cpu", "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     run = lambda *words: subprocess.run([*base, *words], check=True, env=environment, capture_output=True)  # noqa: E731
     run("distill", "digits", *settings, "--out", str(tmp_path / "whole"))
@@ -218,21 +201,19 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
 @pytest.mark.parametrize("preprocess", ["normalise", "zca"])
 def test_validation_and_test_are_never_touched(preprocess, tmp_path):
     """Poisoned with NaN and impossible labels, they leave the bytes of the memory as they are."""
-    config = replace(CONFIG, preprocess=preprocess)
+    config = changed(CONFIG, preprocess=preprocess)
     clean = toy()
     poison = Split(torch.full((9, 1, 4, 4), float("nan")), torch.full((9,), 99))
     poisoned = replace(clean, validation=poison, test=poison)
     ours = file_bytes(distill(poisoned, config), tmp_path / "poisoned")
     assert ours == file_bytes(distill(clean, config), tmp_path / "clean")
-    with_validation = distill(clean, replace(config, use_validation=True))
+    with_validation = distill(clean, changed(config, use_validation=True))
     assert not torch.equal(with_validation.bases, distill(clean, config).bases)
 
 
 def test_a_network_of_the_users_own(tmp_path):
     def mine(shape, classes):
-        return nn.Sequential(
-            nn.Conv2d(shape[0], 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, classes)
-        )
+        return nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, classes))
 
     memory = distill(toy(), CONFIG, network=mine, run=tmp_path / "run")
     assert memory.header.made["config"]["network"].startswith("custom ")
@@ -242,7 +223,7 @@ def test_a_network_of_the_users_own(tmp_path):
 
 
 def test_a_whitened_memory_carries_its_whitening_wherever_it_is_saved(tmp_path):
-    memory = distill(toy(), replace(CONFIG, preprocess="zca", outer_steps=1))
+    memory = distill(toy(), changed(CONFIG, preprocess="zca", outer_steps=1))
     prepared = memory.preprocess()(toy().train.images)
     memory.save(tmp_path / "a" / "m.safetensors")
     Memory.load(tmp_path / "a" / "m.safetensors").save(tmp_path / "b" / "m.safetensors")
@@ -250,7 +231,7 @@ def test_a_whitened_memory_carries_its_whitening_wherever_it_is_saved(tmp_path):
 
 
 def test_fits_its_budget():
-    memory = distill(toy(), replace(CONFIG, outer_steps=1))
+    memory = distill(toy(), changed(CONFIG, outer_steps=1))
     assert memory.floats <= 2 * 3 * 16
     assert memory.header.budget["used"] == memory.floats
 
@@ -290,15 +271,13 @@ def test_no_gradient_is_too_large_for_a_run_that_does_not_clip(monkeypatch):
 
     monkeypatch.setattr(Distiller, "gradient", gradient)
     assert distill(toy(), CONFIG).header.made["skipped"] == 1
-    assert distill(toy(), replace(CONFIG, clip_running=0.0)).header.made["skipped"] == 0
+    assert distill(toy(), changed(CONFIG, clip_running=0.0)).header.made["skipped"] == 0
 
 
-@pytest.mark.parametrize(
-    "changes", [{"clip_norm": 1e-5}, {"clip_running": 0.1}, {"clip_norm": 1e-5, "clip_running": 0.1}]
-)
+@pytest.mark.parametrize("changes", [{"clip_norm": 1e-5}, {"clip_running": 0.1}, {"clip_norm": 1e-5, "clip_running": 0.1}])
 def test_a_clip_is_no_explosion(changes):
     """However much is clipped, what is usual is judged by what came."""
-    memory = distill(toy(), replace(CONFIG, outer_steps=60, inner_steps=3, window=None, **changes))
+    memory = distill(toy(), changed(CONFIG, outer_steps=60, inner_steps=3, window=None, **changes))
     assert memory.header.made["skipped"] == 0
 
 
@@ -314,9 +293,9 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
 
     monkeypatch.setattr(Distiller, "gradient", gradient)
     with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*lower inner_lr \(0\.01\)"):
-        distill(toy(), replace(CONFIG, outer_steps=100), run=tmp_path / "run")
+        distill(toy(), changed(CONFIG, outer_steps=100), run=tmp_path / "run")
     with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*Give run="):
-        distill(toy(), replace(CONFIG, outer_steps=100))
+        distill(toy(), changed(CONFIG, outer_steps=100))
     memory = Memory.load(tmp_path / "run" / "memory.safetensors")
     assert memory.header.made["steps"] == 3 + MOST_SKIPS
     assert torch.equal(memory.bases, good[0])
@@ -341,7 +320,7 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
 )
 def test_bad_settings_leave_nothing_behind(changes, words, tmp_path):
     with pytest.raises(RecollectError, match=words):
-        distill(toy(), replace(CONFIG, **changes), run=tmp_path / "run")
+        distill(toy(), changed(CONFIG, **changes), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -350,7 +329,7 @@ def test_resume_wants_the_same_config_and_data(tmp_path):
     with pytest.raises(RecollectError, match="already holds a run"):
         distill(toy(), CONFIG, run=tmp_path / "run")
     with pytest.raises(RecollectError, match=r"was begun with outer_lr 0\.03, not 0\.5"):
-        distill(toy(), replace(CONFIG, outer_lr=0.5), run=tmp_path / "run", resume=True)
+        distill(toy(), changed(CONFIG, outer_lr=0.5), run=tmp_path / "run", resume=True)
     with pytest.raises(RecollectError, match="other training images"):
         distill(toy(seed=5), CONFIG, run=tmp_path / "run", resume=True)
 
@@ -364,16 +343,14 @@ def test_a_run_that_is_older_than_a_setting(tmp_path):
     assert torch.equal(distill(toy(), CONFIG, run=tmp_path / "run", resume=True).bases, whole.bases)
 
 
-@pytest.mark.parametrize(
-    ("clips", "limit"), [((0.0, 0.0), None), ((0.0, 1e-4), 1e-4), ((0.2, 0.0), 0.2), ((0.2, 1e-4), 1e-4)]
-)
+@pytest.mark.parametrize(("clips", "limit"), [((0.0, 0.0), None), ((0.0, 1e-4), 1e-4), ((0.2, 0.0), 0.2), ((0.2, 1e-4), 1e-4)])
 def test_clips(clips, limit):
     """How far plain SGD goes; the first limit is in gradients that came before."""
     images = toy()
     plain = dict(outer_optimiser="sgd", outer_momentum=0.0, outer_lr=1.0, outer_schedule="constant")
-    config = resolve(replace(CONFIG, clip_running=clips[0], clip_norm=clips[1], **plain), images)
-    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    state, moved = first_state(config, images), []
+    config = resolve(changed(CONFIG, clip_running=clips[0], clip_norm=clips[1], **plain), images)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.inner.network, images.shape, 3))
+    state, moved = distiller.begin(), []
     for _ in range(2):
         before, usual = [tensor.detach().clone() for tensor in state.learned], state.norm
         line = distiller.step(state)
@@ -386,32 +363,35 @@ def test_clips(clips, limit):
 
 
 def test_schedule():
-    images = toy()
-    config = resolve(replace(CONFIG, outer_steps=10), images)
-    distiller = Distiller(images, config, Preprocess.fit(images.train.images), Network(config.network, images.shape, 3))
-    assert distiller._share(1) == pytest.approx(1)
-    assert distiller._share(6) == pytest.approx(0.5)
+    assert share("cosine", 1, 10) == pytest.approx(1)
+    assert share("cosine", 6, 10) == pytest.approx(0.5)
+    assert share("constant", 6, 10) == 1
 
 
 def test_average_is_what_is_saved():
     images = toy()
-    config = resolve(replace(CONFIG, ema=0.9), images)
+    config = resolve(changed(CONFIG, ema=0.9), images)
     preprocess = Preprocess.fit(images.train.images)
-    distiller = Distiller(images, config, preprocess, Network(config.network, images.shape, 3))
-    state = first_state(config, images)
+    distiller = Distiller(images, config, preprocess, Network(config.inner.network, images.shape, 3))
+    state = distiller.begin()
     expected = state.bases.detach().clone()
     for step in range(1, 4):
         distiller.step(state)
         decay = min(0.9, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * state.bases.detach()
-    assert torch.allclose(to_memory(state, images, config, preprocess).bases, expected, atol=1e-6)
+    assert torch.allclose(distiller.memory(state).bases, expected, atol=1e-6)
     assert not torch.allclose(expected, state.bases.detach(), atol=1e-6)
 
 
 def test_paper_preset_is_the_papers():
-    assert (PAPER.outer_optimiser, PAPER.outer_lr, PAPER.outer_momentum) == ("sgd", 0.1, 0.5)
-    assert (PAPER.inner_steps, PAPER.inner_lr, PAPER.inner_momentum, PAPER.window) == (150, 0.01, 0.9, None)
-    assert (PAPER.outer_steps, PAPER.init, PAPER.ema, PAPER.clip_running) == (50_000, "kaiming", 0.0, 0.0)
+    assert (PAPER.outer.optimiser, PAPER.outer.lr, PAPER.outer.momentum) == ("sgd", 0.1, 0.5)
+    assert (PAPER.inner.steps, PAPER.inner.lr, PAPER.inner.momentum, PAPER.inner.window) == (150, 0.01, 0.9, None)
+    assert (PAPER.budget.outer_steps, PAPER.memory.init, PAPER.outer.ema, PAPER.outer.clip_running) == (
+        50_000,
+        "kaiming",
+        0.0,
+        0.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -428,14 +408,14 @@ def test_paper_preset_is_the_papers():
 def test_the_engine_gives_the_same_outer_steps(change):
     """What a GPU would run, here uncaptured on the CPU: the same losses and memory as the plain unroll."""
     images = toy()
-    config = resolve(replace(CONFIG, **change), images)
+    config = resolve(changed(CONFIG, **change), images)
     ends = []
     for engine in (False, True):
-        network = Network(config.network, images.shape, images.classes)
+        network = Network(config.inner.network, images.shape, images.classes)
         distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
         if engine:
-            distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
-        state = first_state(config, images)
+            distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
+        state = distiller.begin()
         losses = [distiller.step(state)["loss"] for _ in range(4)]
         assert set(distiller.ahead) == ({4} if engine else set())
         ends.append((torch.tensor(losses), *(tensor.detach() for tensor in state.average)))
@@ -463,12 +443,12 @@ def test_out_of_gpu_memory_in_the_middle_can_be_resumed(tmp_path, monkeypatch):
 def test_memory_is_estimated_for_a_gpu(monkeypatch):
     images = toy()
     config = resolve(CONFIG, images)
-    network = Network(config.network, images.shape, images.classes)
+    network = Network(config.inner.network, images.shape, images.classes)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
     assert distiller.needs is None
-    distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
+    distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
     weights = sum(p.numel() for p in network.module.parameters())
-    assert distiller.needs > 4 * weights * (config.inner_steps + 1)
+    assert distiller.needs > 4 * weights * (config.inner.steps + 1)
     said = []
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, 8 * 2**30))
     module._tell(distiller, said.append)
@@ -477,12 +457,12 @@ def test_memory_is_estimated_for_a_gpu(monkeypatch):
 
 def test_tf32_needs_a_gpu():
     with pytest.raises(RecollectError, match="compute is tf32, which needs a CUDA device"):
-        resolve(replace(CONFIG, compute="tf32", device="cpu"), toy())
+        resolve(changed(CONFIG, compute="tf32", device="cpu"), toy())
 
 
 def test_memories_on_the_way_are_kept(tmp_path):
     """Of a run that was killed between them, too."""
-    config = replace(CONFIG, keep_every=2, preprocess="zca")
+    config = changed(CONFIG, keep_every=2, preprocess="zca")
     whole = distill(toy(), config, run=tmp_path / "whole")
     step = Distiller.step
 
@@ -510,20 +490,20 @@ def test_goes_on_from_a_memory(tmp_path):
     path = tmp_path / "first.safetensors"
     first = distill(toy(), CONFIG)
     first.save(path)
-    config = replace(CONFIG, bases=None, start=str(path), inner_steps=6, outer_steps=1, outer_lr=1e-9)
+    config = changed(CONFIG, bases=None, start=str(path), inner_steps=6, outer_steps=1, outer_lr=1e-9)
     again = distill(toy(), config, run=tmp_path / "run")
     for ours, theirs in ((again.bases, first.bases), (again.addressing, first.addressing)):
         assert torch.allclose(ours, theirs, atol=1e-6)
     assert again.header.made["start"] == first.header.made
     with pytest.raises(RecollectError, match=r"has downsample 1, this run 2: give a memory of the same kind"):
-        distill(toy(), replace(config, downsample=2))
+        distill(toy(), changed(config, downsample=2))
     with pytest.raises(RecollectError, match=r"'bases': 4.* cannot become {'bases': 3}"):
-        distill(toy(), replace(config, bases=3))
+        distill(toy(), changed(config, bases=3))
     with pytest.raises(RecollectError, match="nowhere"):
-        distill(toy(), replace(config, start=str(tmp_path / "nowhere")))
+        distill(toy(), changed(config, start=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(("scope", "augmentation"), [("sample", "flip"), ("outer", "none")])
 def test_networks_are_trained_with_the_augmentation_of_the_inner_loop(scope, augmentation):
-    memory = distill(toy(), replace(CONFIG, outer_steps=1, augment="flip", augment_scope=scope))
+    memory = distill(toy(), changed(CONFIG, outer_steps=1, augment="flip", augment_scope=scope))
     assert memory.header.recipe["augment"] == augmentation

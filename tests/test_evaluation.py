@@ -1,4 +1,4 @@
-"""Evaluation: the protocol step by step, networks alone and together, baselines, and what is read."""
+"""Evaluation: the protocol, baselines, and what is read."""
 
 import sys
 from dataclasses import replace
@@ -7,58 +7,16 @@ import pytest
 import torch
 from test_distillation import CONFIG, toy
 
-from recollect import DistillConfig, Memory, Recipe, RecollectError, Split, distill
-from recollect.data import augment
+from recollect import Memory, Recipe, RecollectError, Split, distill
+from recollect.config import changed, preset
 from recollect.data.preprocess import Preprocess
-from recollect.evaluation import accuracy, across, evaluate, full_data, random_real, train
-from recollect.nets import Network
-from recollect.seeds import seeded
+from recollect.evaluation import across, evaluate, full_data, random_real
 
 RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
 
 
 def memory():
-    return distill(toy(), replace(CONFIG, outer_steps=2))
-
-
-def by_hand(network: Network, images, labels, recipe: Recipe, seed: int):
-    """The paper's protocol written out with torch.optim, one image order an epoch."""
-    params = {name: p.requires_grad_() for name, p in network.fresh(seed).items()}
-    optimiser = torch.optim.SGD(params.values(), lr=recipe.lr, momentum=recipe.momentum)
-    generator = seeded(seed, 1)
-    for _ in range(recipe.epochs):
-        for rows in torch.randperm(len(labels), generator=generator).split(recipe.batch):
-            drawn = augment.draw(augment.parse(recipe.augment), len(rows), generator)
-            optimiser.zero_grad()
-            network.loss(params, augment.apply(images[rows], drawn), labels[rows]).backward()
-            optimiser.step()
-    return params
-
-
-@pytest.mark.parametrize("augmentation", ["none", "flip+crop"])
-@pytest.mark.parametrize("name", ["mlp:width=8", "convnet:width=4,depth=1"])
-def test_alone_together_and_by_hand_are_the_same(name, augmentation):
-    network = Network(name, (1, 4, 4), 3)
-    recipe = replace(RECIPE, augment=augmentation)
-    generator = torch.Generator().manual_seed(0)
-    parts = [(torch.randn(10, 1, 4, 4, generator=generator), torch.arange(10) % 3) for _ in range(3)]
-    seeds = [5, 6, 7]
-    together = train(network, parts, recipe, seeds)
-    for part, seed, ours in zip(parts, seeds, together, strict=True):
-        (alone,) = train(network, [part], recipe, [seed])
-        expected = by_hand(network, *part, recipe, seed)
-        for key, value in expected.items():
-            assert torch.allclose(alone[key], value, atol=1e-5)
-            assert torch.allclose(ours[key], value, atol=1e-5)
-
-
-def test_accuracy_counts():
-    network = Network("mlp:width=8", (1, 4, 4), 3)
-    params = network.fresh(0)
-    images = torch.randn(3000, 1, 4, 4)
-    labels = network.logits(params, images).argmax(1).clone()
-    labels[:30] = (labels[:30] + 1) % 3
-    assert accuracy(network, params, images, labels) == pytest.approx(0.99)
+    return distill(toy(), changed(CONFIG, outer_steps=2))
 
 
 def test_evaluation_says_what_it_is():
@@ -71,6 +29,19 @@ def test_evaluation_says_what_it_is():
     assert found.values == evaluate(memory(), toy(), recipe=RECIPE, networks=4).values
     assert found.values != evaluate(memory(), toy(), recipe=RECIPE, networks=4, seed=1).values
     assert "seconds" not in found.entry()
+
+
+def test_progress_is_passed_on_and_changes_nothing():
+    seen, ours, images = [], memory(), toy()
+    options = {"recipe": RECIPE, "networks": 2}
+    told = evaluate(ours, images, **options, progress=seen.append)
+    assert told.values == evaluate(ours, images, **options).values
+    assert [(now.networks, now.epoch, now.epochs) for now in seen] == [(2, epoch, 6) for epoch in range(1, 7)]
+    preprocess = ours.preprocess()
+    random_real(images, 2, preprocess, RECIPE, networks=2, progress=seen.append)
+    full_data(images, preprocess, RECIPE, networks=2, progress=seen.append)
+    across(ours, images, ["mlp:width=8"], **options, progress=seen.append)
+    assert len(seen) == 4 * 6
 
 
 @pytest.mark.parametrize("on", ["test", "validation"])
@@ -128,7 +99,7 @@ def test_refusals():
 
 
 def test_recipe_of_the_memory_is_the_inner_loops():
-    made = distill(toy(), replace(CONFIG, outer_steps=1, inner_lr=0.03, inner_momentum=0.8))
+    made = distill(toy(), changed(CONFIG, outer_steps=1, inner_lr=0.03, inner_momentum=0.8))
     assert (made.header.recipe["lr"], made.header.recipe["momentum"]) == (0.03, 0.8)
     assert (made.header.recipe["epochs"], made.header.recipe["batch"]) == (300, 640)
 
@@ -136,8 +107,8 @@ def test_recipe_of_the_memory_is_the_inner_loops():
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_whitening_file_that_is_not_there_is_fitted_again(tmp_path, whole):
     images = toy()
-    config = DistillConfig(network="mlp:width=8", bases=2, outer_steps=1, inner_steps=2, window=None, preprocess="zca")
-    memory = distill(images, replace(config, use_validation=whole))
+    config = preset("fast", network="mlp:width=8", bases=2, outer_steps=1, inner_steps=2, window=None, preprocess="zca")
+    memory = distill(images, changed(config, use_validation=whole))
     memory.save(tmp_path / "memory.safetensors")
     options = {"networks": 2, "recipe": Recipe(network="mlp:width=8", epochs=3)}
     before = evaluate(memory, images, **options)

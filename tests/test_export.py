@@ -49,8 +49,7 @@ class TestFormats:
         everything = found.train + found.validation + found.test
         key = lambda image, label: (int(label), image.numpy().tobytes())  # noqa: E731
         expected = [
-            key(image, chosen.index(int(label)))
-            for image, label in zip(figures.pixels(memory, images), labels, strict=True)
+            key(image, chosen.index(int(label))) for image, label in zip(figures.pixels(memory, images), labels, strict=True)
         ]
         assert sorted(map(key, everything.images, everything.labels)) == sorted(expected)
 

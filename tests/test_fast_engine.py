@@ -115,9 +115,7 @@ def test_convolutions_against_the_reference(network, window, names):
     net = Network(network, shape, 3)
     starts = [
         Start(
-            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()},
-            data(3, seed=seed)[2],
-            schedule(names, 4, 3, seed),
+            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()}, data(3, seed=seed)[2], schedule(names, 4, 3, seed)
         )
         for seed in range(2)
     ]
@@ -138,10 +136,7 @@ def test_convolutions_against_the_reference(network, window, names):
     one = unroll.metagradient(
         net.loss, starts[0].params, images[0], query[0], starts[0].batches, judged[0], **chosen, passes=flat.passes
     )  # as a CPU unrolls it
-    agree(
-        one,
-        unroll.metagradient(net.loss, starts[0].params, images[0], query[0], starts[0].batches, judged[0], **chosen),
-    )
+    agree(one, unroll.metagradient(net.loss, starts[0].params, images[0], query[0], starts[0].batches, judged[0], **chosen))
 
 
 def test_weights_keep_their_places():
@@ -172,9 +167,7 @@ def test_any_unroll(drawn, steps, batch, count):
     longest = drawn.draw(st.none() | st.integers(1, 9), "longest")
     passes = drawn.draw(st.sampled_from([general, Chain]), "passes")
     chosen = options(optimiser, bridge=bridge, window=window)
-    starts = [
-        Start(mlp(seed)[1], data(steps, batch, seed)[2], schedule(names, numbers, steps, seed)) for seed in range(count)
-    ]
+    starts = [Start(mlp(seed)[1], data(steps, batch, seed)[2], schedule(names, numbers, steps, seed)) for seed in range(count)]
     images, labels, _, query = data()
     net, _ = mlp()
     found = new_engine(net, passes).together(starts, images, labels, query, **chosen, longest=longest)
@@ -218,9 +211,7 @@ def test_convnet_against_the_reference(name, tolerance, optimiser):
 
 
 @pytest.mark.parametrize("network", ["mlp:width=6", "convnet:width=4,depth=1"])  # stacked; side by side
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 2, "bridge": "forward-only"}, {"optimiser": "adam"}, {"names": ("flip",)}]
-)
+@pytest.mark.parametrize("options", [{}, {"window": 2, "bridge": "forward-only"}, {"optimiser": "adam"}, {"names": ("flip",)}])
 def test_together_with_images_of_their_own(network, options):
     """As many tasks at a time: each inner network has its own recalled set, labels and real images."""
     options, net = dict(options), Network(network, (1, 4, 4), 3)
@@ -297,9 +288,7 @@ def test_what_was_returned_stays():
     net, params = mlp()
     used = new_engine(net)
     found = used.metagradient(params, *data(), **options())
-    kept = unroll.MetaGradient(
-        found.loss.clone(), found.images.clone(), {n: p.clone() for n, p in found.params.items()}
-    )
+    kept = unroll.MetaGradient(found.loss.clone(), found.images.clone(), {n: p.clone() for n, p in found.params.items()})
     used.metagradient(mlp(1)[1], *data(seed=1), **options())
     same(found, kept)
 
@@ -582,13 +571,7 @@ def chip(monkeypatch):
 @needs_triton
 @pytest.mark.parametrize(
     ("compute", "half", "name"),
-    [
-        ("auto", True, "bf16"),
-        ("auto", False, "tf32"),
-        ("bf16", False, "bf16"),
-        ("tf32", True, "tf32"),
-        ("fp32", True, "fp32"),
-    ],
+    [("auto", True, "bf16"), ("auto", False, "tf32"), ("bf16", False, "bf16"), ("tf32", True, "tf32"), ("fp32", True, "fp32")],
 )
 def test_the_convnet_on_a_gpu(chip, compute, half, name):
     from recollect.fast.convnet import ConvNet

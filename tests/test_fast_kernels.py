@@ -23,11 +23,7 @@ PRECISIONS = ["fp32", pytest.param("tf32", marks=needs_cuda), pytest.param("bf16
 TOLERANCE = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 5e-2}
 LOOSE = {"fp32": 1e-5, "tf32": 0.2, "bf16": 0.4}  # after several blocks: rounding moves pixels across ReLU's kink
 KIND = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16}
-ROUND = {
-    "fp32": torch.float32,
-    "tf32": torch.bfloat16,
-    "bf16": torch.bfloat16,
-}  # what is given is exact in the products
+ROUND = {"fp32": torch.float32, "tf32": torch.bfloat16, "bf16": torch.bfloat16}  # what is given is exact in the products
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -282,17 +278,14 @@ def head_of(name: str, tangent: bool, scale: float = 1.0):
     fast = ConvNet(net, name)
     given, moved = fast._given(fast.pack(params)), fast._given(fast.pack(mu)) if tangent else None
     features, dfeatures = (
-        scale * random(IMAGES, 2, 2, 32, kind=ROUND[name], seed=seed).to(KIND[name]).permute(0, 3, 1, 2)
-        for seed in (0, 1)
+        scale * random(IMAGES, 2, 2, 32, kind=ROUND[name], seed=seed).to(KIND[name]).permute(0, 3, 1, 2) for seed in (0, 1)
     )
     features = torch.cat([features, dfeatures]) if tangent else features
     rest = torch.full((32, fast.features), torch.nan, device=DEVICE), torch.full((32,), torch.nan, device=DEVICE)
     with precision(name), poisoned():
         run = convnet._Launch(fast, images, tangent)
         out = tuple(t[:CLASSES] for t in rest)
-        both, losses = run.head(
-            features.contiguous(memory_format=torch.channels_last), given, moved, labels, TOTAL, out
-        )
+        both, losses = run.head(features.contiguous(memory_format=torch.channels_last), given, moved, labels, TOTAL, out)
     inputs, moves = ([p["9.weight"].double(), p["9.bias"].double()] for p in (params, mu))
     inputs, moves = (features[:IMAGES].double(), *inputs), (features[-IMAGES:].double(), *moves)
     return inputs, moves, labels, both, losses, rest

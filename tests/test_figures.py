@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from recollect import Evaluation, Memory, Preprocess, RecollectError, cli
+from recollect import Evaluation, Memory, Preprocess, RecollectError
 from recollect.cli import main
+from recollect.commands import plot
 from recollect.data.preprocess import Zca
 from recollect.runs import Run
 from recollect.selection import Selection
@@ -160,9 +161,7 @@ def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
     [
         make_memory(),
         make_memory(channels=3),
-        make_memory(
-            class_names=("a name that is much too long to be shown whole", "$x$ {", "\\frac", "_a", "猫", "\ud800")
-        ),
+        make_memory(class_names=("a name that is much too long to be shown whole", "$x$ {", "\\frac", "_a", "猫", "\ud800")),
         make_memory(class_names=CIFAR100, bases=64, matrices=40),
         make_memory(class_names=("only",), bases=1, matrices=1),
     ],
@@ -279,10 +278,7 @@ def test_architectures():
     points.append(replace(point(45.0, network="mlp"), network="mlp"))
     figure = figures.architectures(points)
     first, second = figure.axes
-    assert [axes.get_title() for axes in (first, second)] == [
-        "cifar10, 1 image per class",
-        "cifar10, 10 images per class",
-    ]
+    assert [axes.get_title() for axes in (first, second)] == ["cifar10, 1 image per class", "cifar10, 10 images per class"]
     assert labels(first.xaxis) == labels(first.yaxis) == ["convnet", "mlp"]
     table = np.ma.filled(first.get_images()[0].get_array(), np.nan)
     assert np.array_equal(table, [[60, 40], [np.nan, 45]], equal_nan=True)
@@ -318,18 +314,10 @@ def lines_of(axes) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def test_number_of_bases():
-    points = [
-        point(60.0, bases=8),
-        point(50.0, bases=4),
-        point(70.0, bases=8, images_per_class=10),
-        point(62.0, bases=8),
-    ]
+    points = [point(60.0, bases=8), point(50.0, bases=4), point(70.0, bases=8, images_per_class=10), point(62.0, bases=8)]
     figure = figures.number_of_bases(points)
     (axes,) = figure.axes
-    assert lines_of(axes) == {
-        "cifar10, 1 image per class": ([4, 8], [50.0, 61.0]),
-        "cifar10, 10 images per class": ([8], [70.0]),
-    }
+    assert lines_of(axes) == {"cifar10, 1 image per class": ([4, 8], [50.0, 61.0]), "cifar10, 10 images per class": ([8], [70.0])}
     assert legend(figure) == ["cifar10, 1 image per class", "cifar10, 10 images per class"]
     assert labels(axes.xaxis) == ["4", "8"]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("number of bases", "test accuracy, %")
@@ -361,12 +349,7 @@ def test_inner_steps_with_and_without_momentum():
 
 
 def test_budget_beside_the_papers():
-    points = [
-        point(60.0),
-        point(70.0, images_per_class=10),
-        point(50.0, addressing="one-hot"),
-        point(90.0, name="all the data"),
-    ]
+    points = [point(60.0), point(70.0, images_per_class=10), point(50.0, addressing="one-hot"), point(90.0, name="all the data")]
     points += [point(20.0, name="random real images"), point(30.0, dataset="my own"), point(61.0, precision="float16")]
     figure = figures.budget(points)
     first, second = figure.axes
@@ -378,9 +361,7 @@ def test_budget_beside_the_papers():
         "memory (float16)": ([1], [61.0]),
         "all the data": ([0, 1], [90.0, 90.0]),
     }
-    papers = {
-        box.get_label(): box.lines[0].get_ydata().tolist() for box in first.containers if "2022" in box.get_label()
-    }
+    papers = {box.get_label(): box.lines[0].get_ydata().tolist() for box in first.containers if "2022" in box.get_label()}
     assert papers == {
         "memory (Deng & Russakovsky, 2022)": [66.4, 71.2, 73.6],
         "per-class images (Deng & Russakovsky, 2022)": [49.1, 62.4, 70.5],
@@ -414,11 +395,7 @@ def test_curves():
     assert lines_of(loss) == {"run": ([1.0, 3.0, 4.0], [1.0, 1 / 3, 1 / 4])}
     assert lines_of(norm) == {"run": ([1.0, 2.0], [0.1, 0.01])}
     assert norm.get_yscale() == "log"
-    assert (loss.get_ylabel(), norm.get_ylabel(), loss.get_xlabel()) == (
-        "outer loss",
-        "norm of the outer gradient",
-        "outer step",
-    )
+    assert (loss.get_ylabel(), norm.get_ylabel(), loss.get_xlabel()) == ("outer loss", "norm of the outer gradient", "outer step")
     assert not figure.legends
     drawn(figure)
 
@@ -502,7 +479,7 @@ def evaluation(mean=50.0, network="mlp", name="memory", on="test") -> dict:
 @pytest.fixture
 def run(tmp_path) -> Path:
     """The folder of a run that was evaluated."""
-    folder = Run.create(tmp_path / "run", {"data": {"name": "toy"}, "distill": {"outer_steps": 3}}).folder
+    folder = Run.create(tmp_path / "run", "distill", {"data": {"name": "toy"}, "distill": {"outer_steps": 3}}).folder
     for line in metrics(3):
         Run(folder).log(line)
     made = {"config": {"network": "mlp", "images_per_class": 1, "inner_steps": 7, "bridge": "full"}, "steps": 3}
@@ -521,17 +498,7 @@ def selection_json(path: Path, field: str, values: list, results: int | None = N
     return path
 
 
-EVERY = (
-    "memory",
-    "bases",
-    "recalled",
-    "similarity",
-    "curves",
-    "number-of-bases",
-    "inner-steps",
-    "budget",
-    "architectures",
-)
+EVERY = ("memory", "bases", "recalled", "similarity", "curves", "number-of-bases", "inner-steps", "budget", "architectures")
 
 
 @pytest.mark.parametrize("place", range(len(EVERY)), ids=EVERY)
@@ -565,9 +532,7 @@ def test_a_memory_file_gives_its_recorded_accuracy(run, tmp_path):
 def test_memories_kept_on_the_way_give_the_curve_of_validation(run):
     memory = Memory.load(run / "memory.safetensors")
     for step, mean in ((2, 30.0), (1, 20.0)):
-        header = replace(
-            memory.header, made=memory.header.made | {"steps": step}, accuracy=[evaluation(mean, on="validation")]
-        )
+        header = replace(memory.header, made=memory.header.made | {"steps": step}, accuracy=[evaluation(mean, on="validation")])
         Memory(memory.bases, memory.addressing, header).save(Run(run).kept(step))
     figure = figures.draw("curves", [run])
     assert lines_of(figure.axes[2])["run"] == ([1.0, 2.0], [21.0, 31.0])
@@ -576,9 +541,7 @@ def test_memories_kept_on_the_way_give_the_curve_of_validation(run):
 def test_selections(tmp_path):
     path = selection_json(tmp_path / "select.json", "bases", [4, 8, 16], results=2)
     for given in (path, tmp_path):
-        assert lines_of(figures.draw("number-of-bases", [given]).axes[0]) == {
-            "toy, 1 image per class": ([4, 8], [51.0, 52.0])
-        }
+        assert lines_of(figures.draw("number-of-bases", [given]).axes[0]) == {"toy, 1 image per class": ([4, 8], [51.0, 52.0])}
         assert labels(figures.draw("selection", [given]).axes[0].xaxis) == ["4", "8"]
     path = selection_json(tmp_path / "select.json", "bridge", ["full", "none"])
     assert set(lines_of(figures.draw("inner-steps", [path]).axes[0])) == {"full momentum", "no momentum"}
@@ -586,11 +549,7 @@ def test_selections(tmp_path):
 
 def test_results_of_experiments(tmp_path):
     results = {
-        f"{steps} steps": {
-            "dataset": "svhn",
-            "config": {"inner_steps": steps, "bridge": "full"},
-            "evaluation": evaluation(60.0),
-        }
+        f"{steps} steps": {"dataset": "svhn", "config": {"inner_steps": steps, "bridge": "full"}, "evaluation": evaluation(60.0)}
         for steps in (1, 10)
     }
     path = tmp_path / "results.json"
@@ -600,7 +559,7 @@ def test_results_of_experiments(tmp_path):
 
 @pytest.mark.parametrize("name", ["select-digits-bases", "recipe-fashion-mnist"])
 def test_the_projects_own_results_can_be_drawn(name):
-    path = Path(__file__).parents[1] / "experiments" / f"{name}.json"
+    path = Path(__file__).parents[1] / "results" / f"{name}.json"
     drawn(figures.draw("number-of-bases" if "select" in name else "inner-steps", [path]))
 
 
@@ -671,7 +630,7 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
         shutil.copytree(run, name)
     Path("damaged/evaluation.json").write_text('{"rows": [{"name": "memory", "mean": "high"}]}')
     Path("across/evaluation.json").write_text(json.dumps({"rows": [evaluation(50.0, "alexnet")]}))
-    Run.create("begun", {"data": {}, "distill": {}})
+    Run.create("begun", "distill", {"data": {}, "distill": {}})
     command, said = (part.strip() for part in line.split("|"))
     assert main(command.split()) == 2
     error = capsys.readouterr().err
@@ -682,5 +641,5 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
 
 
 def test_the_help_names_every_figure():
-    help_text = Path(cli.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
+    help_text = Path(plot.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
     assert set(figures.FIGURES) <= set(re.findall(r"[\w-]+", help_text))

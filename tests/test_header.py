@@ -30,10 +30,7 @@ def tensors_of(kind: str) -> tuple[dict[str, torch.Tensor], Header]:
         bases = torch.randn(6, 1, 4, 3, generator=generator)
         return {"bases": bases, "addressing": one_hot_addressing(3, 2)}, Header("toy", NAMES, [1, 4, 3], 1, "one-hot")
     dtype = getattr(torch, kind)
-    tensors = {
-        "bases": torch.randn(4, 2, 2, 3, generator=generator),
-        "addressing": torch.randn(2, 3, 4, generator=generator),
-    }
+    tensors = {"bases": torch.randn(4, 2, 2, 3, generator=generator), "addressing": torch.randn(2, 3, 4, generator=generator)}
     accuracy = [{"network": "convnet", "mean": 0.5, "n": 20}]
     header = Header("toy", NAMES, [2, 4, 6], 2, accuracy=accuracy, made={"seed": 1})
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}, header

@@ -150,18 +150,12 @@ def test_odd_sides_round_up():
         (lambda: Budget(-3, 10, (3, 32, 32)), "images per class is -3: give 1 or more"),
         (lambda: Budget(1, 10, (3, 32, 32), downsample=0), "downsample is 0 for images of 32x32: give 1 to 32"),
         (lambda: Budget(1, 10, (3, 32, 8), downsample=9), "downsample is 9 for images of 32x8: give 1 to 8"),
-        (
-            lambda: Budget(1, 10, (3, 32, 32), precision="float61"),
-            "unknown precision 'float61': did you mean 'float16'",
-        ),
+        (lambda: Budget(1, 10, (3, 32, 32), precision="float61"), "unknown precision 'float61': did you mean 'float16'"),
         (lambda: CIFAR10.matrices(0), "number of bases is 0: give 1 to 39"),
         (lambda: CIFAR10.matrices(-1), "number of bases is -1: give 1 to 39"),
         (lambda: CIFAR10.matrices(40), "40 bases do not fit 1 image per class .* at most 39 bases .* take fewer bases"),
         (lambda: CIFAR10.bases(0), "number of addressing matrices is 0: give 1 or more"),
-        (
-            lambda: CIFAR10.bases(10**9),
-            "1000000000 addressing matrices do not fit .* take fewer matrices or more images",
-        ),
+        (lambda: CIFAR10.bases(10**9), "1000000000 addressing matrices do not fit .* take fewer matrices or more images"),
     ],
 )
 def test_an_impossible_budget_names_the_value_and_the_remedy(attempt, message):
@@ -177,12 +171,7 @@ def test_the_most_bases_that_the_error_offers_do_fit():
 
 
 @quick
-@given(
-    st.tuples(*[st.integers(1, 4)] * 4),
-    st.tuples(*[st.integers(1, 3)] * 3),
-    st.integers(1, 3),
-    st.integers(0, 2**16),
-)
+@given(st.tuples(*[st.integers(1, 4)] * 4), st.tuples(*[st.integers(1, 3)] * 3), st.integers(1, 3), st.integers(0, 2**16))
 def test_recall_is_the_sum_written_out(sizes, base, scale, seed):
     count, matrices, classes, bases = sizes
     generator = torch.Generator().manual_seed(seed)
@@ -384,9 +373,7 @@ def test_tensors_and_header_that_do_not_belong_together_are_refused(change, mess
 
 def json_values():
     leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-    return st.dictionaries(
-        st.text(), st.recursive(leaves, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=4)
-    )
+    return st.dictionaries(st.text(), st.recursive(leaves, lambda v: st.lists(v) | st.dictionaries(st.text(), v), max_leaves=4))
 
 
 @st.composite

@@ -80,9 +80,7 @@ def test_half_precision_against_float64():
     """Of two unrolls that learn, side by side; their queries are judged in full."""
     net, generator = Network("lamaml:width=16,hidden=32", (3, 8, 8), 3), torch.Generator().manual_seed(0)
     labels = torch.arange(3).repeat_interleave(20)
-    images = (torch.randn(3, 3, 8, 8, generator=generator)[labels] + torch.randn(60, 3, 8, 8, generator=generator)).to(
-        DEVICE
-    )
+    images = (torch.randn(3, 3, 8, 8, generator=generator)[labels] + torch.randn(60, 3, 8, 8, generator=generator)).to(DEVICE)
     batches = torch.stack([torch.randperm(60, generator=generator)[:30] for _ in range(30)]).to(DEVICE)
     labels, query = labels.to(DEVICE), (images[::2], labels[::2].to(DEVICE))
     asked = {"lr": 0.02, "momentum": 0.9, "window": 10}

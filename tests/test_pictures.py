@@ -243,9 +243,7 @@ def test_bad_hugging_face(hf, tmp_path, monkeypatch):
     holes = hf.Dataset.from_dict({"picture": rows_["picture"], "label": [0, 1, None, 1, 0, 1]}, features=features)
     holes.save_to_disk(tmp_path / "holes")
     refused(r"train\[2\]: has no 'label'", f"hf:{tmp_path}/holes")
-    broken = hf.Dataset.from_dict(
-        {"picture": [{"bytes": b"nonsense", "path": None}] * 6, "label": [0, 1] * 3}, features=features
-    )
+    broken = hf.Dataset.from_dict({"picture": [{"bytes": b"nonsense", "path": None}] * 6, "label": [0, 1] * 3}, features=features)
     broken.save_to_disk(tmp_path / "broken")
     refused(r"train\[0\]: not a picture, or a damaged one", f"hf:{tmp_path}/broken")
     monkeypatch.setitem(sys.modules, "datasets", None)

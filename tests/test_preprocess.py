@@ -18,9 +18,7 @@ RNG = np.random.default_rng(0)
 
 def smooth_pixels(count: int, channels: int, side: int) -> torch.Tensor:
     """Correlated like photographs, so that a few eigenvalues are large and most are next to nothing."""
-    waves = np.cumsum(np.cumsum(RNG.normal(size=(count, channels, side, side)), -1), -2) + RNG.normal(
-        size=(count, 1, 1, 1)
-    )
+    waves = np.cumsum(np.cumsum(RNG.normal(size=(count, channels, side, side)), -1), -2) + RNG.normal(size=(count, 1, 1, 1))
     scaled = (waves - waves.min((1, 2, 3), keepdims=True)) / np.ptp(waves, (1, 2, 3), keepdims=True)
     return torch.from_numpy((scaled * 255).round().astype(np.uint8))
 
@@ -142,9 +140,7 @@ def test_memories_of_one_dataset_share_a_sidecar(tmp_path):
 
 def test_a_missing_sidecar_is_named(tmp_path):
     header = whitened().to_json()
-    with pytest.raises(
-        RecollectError, match=f"{header['zca']['file']} is not beside the memory in {tmp_path}: copy it"
-    ):
+    with pytest.raises(RecollectError, match=f"{header['zca']['file']} is not beside the memory in {tmp_path}: copy it"):
         Preprocess.from_json(header, tmp_path)
 
 

@@ -163,7 +163,7 @@ def test_an_output_that_is_taken_out_twice():
 
 
 def adjoint(weights, x, mu):
-    """As unroll.compiled takes it: the gradient of a directional derivative; two convolutions and what lies between."""
+    """As compiled takes it: the gradient of a directional derivative; two convolutions and what lies between."""
 
     def slope(weights, x):
         def loss(w):

@@ -9,19 +9,20 @@ import torch
 from test_distillation import CONFIG, toy
 
 import recollect
-from recollect import Memory, RecollectError, distill
+from recollect import Memory, RecollectError, distill, queries
 from recollect.cli import main
 from recollect.composition import ask
+from recollect.config import changed
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
-from recollect.distillation import Distiller, first_state, resolve
-from recollect.evaluation import train
+from recollect.decisions import resolve
+from recollect.distillation import Distiller
 from recollect.header import read_header
 from recollect.memory import recall
 from recollect.nets import Network
+from recollect.training import train
 
-module = sys.modules["recollect.distillation"]
-ASKED = replace(
+ASKED = changed(
     CONFIG,
     images_per_class=4,
     query="images",
@@ -36,34 +37,34 @@ ASKED = replace(
 
 @pytest.fixture(autouse=True)
 def small_encoder(monkeypatch):
-    monkeypatch.setattr(module, "ENCODER", "mlp:width=8,depth=1")
+    monkeypatch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
 
 
 @pytest.fixture(scope="module")
 def asked() -> Memory:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "ENCODER", "mlp:width=8,depth=1")
+        patch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
         return distill(toy(), ASKED)
 
 
-@pytest.mark.parametrize("form", ["unit", "chances"])
+@pytest.mark.parametrize("form", ["unit", "probabilities"])
 @pytest.mark.parametrize("engine", [False, True])
 def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     """dJ by bases, addressing and encoder against one float64 graph from the pictures to the real images' loss."""
     images = toy()
-    config = resolve(replace(ASKED, query_form=form, inner_per_class=3, encoder_augment="flip+crop"), images)
-    network = Network(config.network, images.shape, config.classes_per_step)
+    config = resolve(changed(ASKED, query_form=form, inner_per_class=3, encoder_augment="flip+crop"), images)
+    network = Network(config.inner.network, images.shape, config.budget.classes_per_step)
     monkeypatch.setattr(Preprocess, "__call__", lambda self, pixels: pixels.double() / 255)
-    state = first_state(config, images)
+    distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
+    state = distiller.begin()
     state.bases, state.addressing = (t.detach().double().requires_grad_() for t in (state.bases, state.addressing))
     state.encoder = {name: p.detach().double().requires_grad_() for name, p in state.encoder.items()}
-    distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
-    drawn = distiller._draw(0, len(state.addressing))
-    start = drawn.starts[0]
+    drawn = distiller.draw(0, len(state.addressing))
+    start = drawn.objective[0]
     start = start._replace(params={name: p.double() for name, p in start.params.items()})
-    distiller.ahead[0] = drawn._replace(starts=[start])
+    distiller.ahead[0] = drawn._replace(objective=[start])
     if engine:
-        distiller.on_gpu, distiller.engine = True, recollect.fast.fastest(network, "cpu")
+        distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
     value, found = distiller.gradient(state)
 
     pictures, real = (images.train.images[rows].double() / 255 for rows in (drawn.shots, drawn.rows))
@@ -76,12 +77,12 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
         queries, each = torch.stack([logits[:2].mean(0), logits[2:].mean(0)]).softmax(1), 3
     recalled = recall(state.bases, state.addressing, queries, (4, 4))
     labels = torch.tensor([0] * each + [1] * each)
-    theta, speed = {n: p.requires_grad_() for n, p in start.params.items()}, {n: 0 for n in start.params}
+    theta, velocity = {n: p.requires_grad_() for n, p in start.params.items()}, {n: 0 for n in start.params}
     for rows in start.batches:
         loss = network.loss(theta, recalled[rows], labels[rows])
         for name, g in zip(theta, torch.autograd.grad(loss, list(theta.values()), create_graph=True), strict=True):
-            speed[name] = config.inner_momentum * speed[name] + g
-        theta = {name: p - config.inner_lr * speed[name] for name, p in theta.items()}
+            velocity[name] = config.inner.momentum * velocity[name] + g
+        theta = {name: p - config.inner.lr * velocity[name] for name, p in theta.items()}
     total = network.loss(theta, real, drawn.truth)
     expected = torch.autograd.grad(total, [state.bases, state.addressing, *state.encoder.values()])
     assert abs(value - total.item()) < 1e-12
@@ -94,29 +95,22 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
 def test_asks_and_judges_with_different_images_of_the_same_classes():
     images = toy()
     config = resolve(ASKED, images)
-    network = Network(config.network, images.shape, 2)
+    network = Network(config.inner.network, images.shape, 2)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
     for step in range(30):
-        drawn = distiller._draw(step, 3)
+        drawn = distiller.draw(step, 3)
         asked, judged = images.train.labels[drawn.shots], images.train.labels[drawn.rows]
         assert asked.tolist() == drawn.labels.repeat_interleave(2).tolist()
         assert judged.tolist() == drawn.labels[drawn.truth].tolist()
         assert not set(drawn.shots.tolist()) & set(drawn.rows.tolist())
-        for rows in drawn.starts[0].batches:  # of 2 classes, 2 shots and 3 matrices
+        for rows in drawn.objective[0].batches:  # of 2 classes, 2 shots and 3 matrices
             assert torch.bincount(rows // 6, minlength=2).tolist() == [4, 4]
 
 
 def test_learns_to_answer(monkeypatch):
     """Asked with two pictures of each class it has never seen, a network trained on the answer tells the classes apart."""
-    changes = {
-        "outer_steps": 150,
-        "inner_steps": 15,
-        "inner_lr": 0.1,
-        "outer_lr": 0.05,
-        "init": "unit",
-        "encoder_lr": 0.01,
-    }
-    memory = distill(toy(), replace(ASKED, **changes))
+    changes = {"outer_steps": 150, "inner_steps": 15, "inner_lr": 0.1, "outer_lr": 0.05, "init": "unit", "encoder_lr": 0.01}
+    memory = distill(toy(), changed(ASKED, **changes))
     test = toy().test
     prepared = memory.preprocess()(test.images)
     shots = torch.cat([(test.labels == label).nonzero().flatten()[:2] for label in range(3)])
@@ -148,8 +142,8 @@ def test_file(asked, tmp_path):
 
 
 def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
-    """One query for all of them, however many: chances, which sum to 1. Files from before there were forms have none."""
-    config = replace(ASKED, query_form="chances", query_size=3, inner_per_class=3)
+    """One query for all of them, however many: probabilities, which sum to 1. Files from before there were forms have none."""
+    config = changed(ASKED, query_form="probabilities", query_size=3, inner_per_class=3)
     memory = distill(toy(), config)
     memory.save(tmp_path / "asked.safetensors")
     found = Memory.load(tmp_path / "asked.safetensors")
@@ -163,8 +157,8 @@ def test_pictures_of_a_class_asked_together(asked, tmp_path, capsys):
     assert torch.allclose(query[0], logits.mean(0).softmax(0))
     groups = {"these": toy().test.images[:2], "those": toy().test.images[2:7]}
     assert ask(found, groups).labels.tolist() == [0, 0, 0, 1, 1, 1]
-    with pytest.raises(RecollectError, match="has query form chances, this run unit: give a memory of the same kind"):
-        resolve(replace(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
+    with pytest.raises(RecollectError, match="has query form probabilities, this run unit: give a memory of the same kind"):
+        resolve(changed(ASKED, query_size=3, start=str(tmp_path / "asked.safetensors")), toy())
     older = {name: value for name, value in asked.header.query.items() if name != "form"}
     older = Memory(asked.bases, asked.addressing, replace(asked.header, query=older), asked.encoder)
     assert torch.equal(older.encode(pictures), asked.encode(pictures))
@@ -206,7 +200,7 @@ def test_each_kind_of_query_in_its_place(asked):
         ({"shots": 12}, "shots is 12, but a class has only 12 images: give at most 11"),
         ({"shots": 0}, "shots is 0: give 1 or more"),
         ({"matrices": 9999}, "matrices is 9999, but only .* fit beside 4 bases"),
-        ({"addressing": "one-hot", "bases": None}, "one-hot addressing answers labels alone"),
+        ({"addressing": "one-hot", "bases": None}, "one-hot addressing supports label queries only"),
         ({"classes_per_step": 4}, "classes_per_step is 4, but there are 3 classes"),
         ({"inner_per_class": 7}, "inner_per_class is 7, but each class recalls only 6 images"),
         ({"query_size": 1}, "query_size is 1: give 2 or more"),
@@ -215,7 +209,7 @@ def test_each_kind_of_query_in_its_place(asked):
 )
 def test_bad_settings(change, message):
     with pytest.raises(RecollectError, match=message):
-        resolve(replace(ASKED, **change), toy())
+        resolve(changed(ASKED, **change), toy())
 
 
 @pytest.mark.parametrize("damage", ["none", "shape", "more", "not finite", "huge"])
@@ -256,17 +250,15 @@ def test_header_names_a_query_or_none(asked, tmp_path):
 def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     """It names the training images; it is taught once, however often the run is stopped and goes on."""
     images, taught = toy(), []
-    config = replace(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
+    config = changed(ASKED, encoder_epochs=200, encoder_lr=1e-9, outer_steps=3)
     memory = distill(images, config)
     assert not torch.equal(
-        memory.encoder["1.weight"], distill(images, replace(config, encoder_augment="flip")).encoder["1.weight"]
+        memory.encoder["1.weight"], distill(images, changed(config, encoder_augment="flip")).encoder["1.weight"]
     )
     shown = memory.preprocess(images)(images.train.images)
     named = memory.encode(shown)[:, : images.classes].argmax(1)
     assert (named == images.train.labels).float().mean() > 0.9
-    assert (
-        distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels
-    ).float().mean() < 0.7
+    assert (distill(images, ASKED).encode(shown)[:, : images.classes].argmax(1) == images.train.labels).float().mean() < 0.7
 
     real = Distiller.teach
     monkeypatch.setattr(Distiller, "teach", lambda *given: (taught.append(1), real(*given)))
@@ -274,7 +266,7 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     def stop(line):
         raise KeyboardInterrupt
 
-    config = replace(config, checkpoint_seconds=0.0)
+    config = changed(config, checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         distill(images, config, run=tmp_path / "run", progress=lambda line: stop(line) if line["step"] == 2 else None)
     resumed = distill(images, config, run=tmp_path / "run", resume=True)
@@ -286,27 +278,24 @@ def test_an_encoder_that_first_learns_to_name_classes(tmp_path, monkeypatch):
     ("changes", "error"),
     [
         ({"query_size": 2, "encoder_epochs": 1}, "query_size is 2, too small for an encoder that learns to name"),
-        (
-            {"query": "labels", "encoder_epochs": 1},
-            "encoder_epochs is 1, and a memory that is asked with labels has no",
-        ),
+        ({"query": "labels", "encoder_epochs": 1}, "encoder_epochs is 1, and a memory that is asked with labels has no"),
         ({"encoder_epochs": -1}, "encoder_epochs is -1: give 0 or more"),
         ({"encoder_augment": "flop"}, "unknown augmentation 'flop'"),
+        ({"query": "labels", "encoder_augment": "flip"}, "encoder_augment is flip, and a memory that is asked with labels"),
         (
-            {"query": "labels", "encoder_augment": "flip"},
-            "encoder_augment is flip, and a memory that is asked with labels",
+            {"query": "labels", "query_form": "probabilities"},
+            "query_form is probabilities, and a memory that is asked with labels",
         ),
-        ({"query": "labels", "query_form": "chances"}, "query_form is chances, and a memory that is asked with labels"),
     ],
 )
 def test_an_encoder_that_cannot_be_taught(changes, error):
     with pytest.raises(RecollectError, match=error):
-        distill(toy(), replace(ASKED, **changes))
+        distill(toy(), changed(ASKED, **changes))
 
 
 def test_an_encoder_that_was_taught_before(asked, tmp_path):
     asked.save(tmp_path / "asked.safetensors")
-    config = replace(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
+    config = changed(ASKED, start=str(tmp_path / "asked.safetensors"), encoder_epochs=1)
     with pytest.raises(RecollectError, match=r"asked\.safetensors has an encoder that has learnt: leave out"):
         distill(toy(), config)
 
@@ -314,12 +303,10 @@ def test_an_encoder_that_was_taught_before(asked, tmp_path):
 def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
     """It answers as before what the taught encoder is sure of; what it learns then starts there."""
     images, path = toy(), tmp_path / "labels.safetensors"
-    labels = distill(images, replace(ASKED, query="labels", inner_per_class=3, outer_steps=2))
+    labels = distill(images, changed(ASKED, query="labels", inner_per_class=3, outer_steps=2))
     labels.save(path)
-    chances = {"query_form": "chances", "query_size": images.classes, "matrices": None, "start": str(path)}
-    config = replace(
-        ASKED, **chances, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1
-    )
+    probabilities = {"query_form": "probabilities", "query_size": images.classes, "matrices": None, "start": str(path)}
+    config = changed(ASKED, **probabilities, inner_per_class=3, encoder_epochs=200, encoder_lr=1e-9, outer_lr=1e-9, outer_steps=1)
     asked = distill(images, config)
     assert asked.encoder
     assert torch.allclose(asked.bases, labels.bases, atol=1e-6)
@@ -331,13 +318,13 @@ def test_a_memory_of_labels_goes_on_with_pictures(tmp_path):
         assert query.shape == (1, images.classes)
         assert query.argmax() == label
     for change, message in (
-        ({"encoder_epochs": 0}, r"labels\.safetensors is asked with labels: to go on .* give query_form chances"),
-        ({"query_form": "unit"}, "give query_form chances, query_size 3, and encoder_epochs"),
-        ({"query_size": images.classes + 1}, "give query_form chances, query_size 3, and encoder_epochs"),
+        ({"encoder_epochs": 0}, r"labels\.safetensors is asked with labels: to go on .* give query_form probabilities"),
+        ({"query_form": "unit"}, "give query_form probabilities, query_size 3, and encoder_epochs"),
+        ({"query_size": images.classes + 1}, "give query_form probabilities, query_size 3, and encoder_epochs"),
     ):
         with pytest.raises(RecollectError, match=message):
-            distill(images, replace(config, **change))
+            distill(images, changed(config, **change))
 
 
 def test_matrices_without_bases_leave_room_for_them():
-    assert resolve(replace(ASKED, bases=None, matrices=9), toy()).matrices == 9
+    assert resolve(changed(ASKED, bases=None, matrices=9), toy()).memory.matrices == 9

@@ -1,6 +1,5 @@
 """The README is true: its code runs, its commands run, its figures are those of the files they were taken from."""
 
-import json
 import re
 import shlex
 import statistics
@@ -13,8 +12,10 @@ import torch
 
 import recollect
 from recollect.cli import main
+from recollect.files import read_json
 
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 COMMANDS = re.findall(r"^    (recollect .*)$", README, re.M)
@@ -55,11 +56,11 @@ def test_commands(tmp_path, monkeypatch):
 
 
 def test_figures_are_those_of_the_files():
-    demo = json.loads((ROOT / "experiments" / "demo.json").read_text())
+    demo = read_json(RESULTS / "demo.json")
     for row in demo["rows"]:
         assert row["n"] == 20
         assert f"{row['mean']:.1f} ± {row['deviation']:.1f} |" in README
-    bench = json.loads((ROOT / "experiments" / "bench.json").read_text())
+    bench = read_json(RESULTS / "bench.json")
     assert f"**{bench['unroll']['full graph / compiled']:.2f} times faster**" in README
     assert f"T = 100 over T = 10 | {bench['memory']['T = 100 / T = 10']:.2f} |" in README
     assert f"`recollect demo`, {bench['demo']['seconds']:.0f} s on" in README
@@ -68,7 +69,7 @@ def test_figures_are_those_of_the_files():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "memories").glob("*.safetensors")), ids=lambda path: path.stem)
 def test_memories_are_what_the_readme_says(path):
-    memory, written = recollect.Memory.load(path), json.loads(path.with_suffix(".json").read_text())
+    memory, written = recollect.Memory.load(path), read_json(RESULTS / "memories" / f"{path.stem}.json")
     test, (recorded,) = written["test"], memory.header.accuracy
     assert (test["n"], test["on"]) == (20, "test")
     assert recorded["mean"] == pytest.approx(test["mean"])
@@ -94,22 +95,23 @@ def test_memories_are_what_the_readme_says(path):
 
 def test_the_search_is_that_of_the_files():
     recipe = (ROOT / "docs" / "recipe.md").read_text()
-    files = (ROOT / "experiments").glob("recipe-*.json")
-    rows = [row for path in files for row in json.loads(path.read_text()).values()]
-    files = (ROOT / "experiments").glob("select-*.json")
-    chosen = [row for path in files for row in json.loads(path.read_text())["results"]]
-    rates = json.loads((ROOT / "experiments" / "cifar10-rates.json").read_text())
+    searches = read_json(RESULTS / "searches.json")
+    rows = [row for path in RESULTS.glob("recipe-*.json") for row in read_json(path).values()]
+    assert len(rows) == 8
+    chosen = [row for path in RESULTS.glob("select-*.json") for row in read_json(path)["results"]]
+    assert len(chosen) == 14
+    rates = searches["cifar10 rates"]
     chosen += [row for row in rates["trained otherwise"] if row["memory"] == "after two legs"]
-    wide = json.loads((ROOT / "experiments" / "cifar10-32-bases" / "cifar10-1.json").read_text())
+    wide = read_json(RESULTS / "memories" / "cifar10-1-32-bases.json")
     chosen += [row for leg in (*rates["legs"], *wide["legs"]) for row in leg["curve"]]
     assert f"On test {wide['test']['mean']:.1f} ± {wide['test']['deviation']:.1f}." in recipe
-    trials = json.loads((ROOT / "experiments" / "cifar10-third-leg.json").read_text())["trials"]
+    trials = searches["cifar10 third leg"]["trials"]
     chosen += [trial["evaluation"] for trial in trials.values() if "evaluation" in trial]
-    chosen += json.loads((ROOT / "experiments" / "bases.json").read_text())["cifar10"]["rows"]
+    chosen += searches["bases"]["cifar10"]["rows"]
     for row in [*(row["evaluation"] for row in rows), *chosen]:
         assert row["on"] == "validation"
         assert f"{row['mean']:.1f} ± {row['deviation']:.1f}" in recipe
-    seeds = json.loads((ROOT / "experiments" / "precision.json").read_text())["rows"]
+    seeds = read_json(RESULTS / "precision.json")["rows"]
     for compute in ("bf16", "fp32"):
         means = [row["evaluation"]["mean"] for name, row in seeds.items() if name.startswith(compute)]
         assert len(means) == 3
@@ -119,45 +121,38 @@ def test_the_search_is_that_of_the_files():
 def test_the_continual_table_is_that_of_the_files():
     pages = [(ROOT / "docs" / name).read_text() for name in ("continual.md", "continual-settings.md")]
     table = "".join(pages).replace("**", "")
-    streams = json.loads((ROOT / "experiments" / "continual.json").read_text())
-    for stream in streams.values():
-        for row in stream["rows"]:
-            assert row["n"] in (0, 5)
-            assert not row["n"] or f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
-    for row in json.loads((ROOT / "experiments" / "continual-halved.json").read_text()).values():
+    files = sorted((RESULTS / "streams").glob("*.json"))
+    rows = {(file.stem, learner): row for file in files for learner, row in read_json(file)["rows"].items()}
+    whole = 8 + 3 + 1  # our learners, the library's, and what is not distilled
+    assert len(rows) == 4 * whole + 2 + 2 * 2  # with 640 test steps too; of 60,000 images a task ours and GDumb
+    for (_, learner), row in rows.items():
+        assert (row["ra"]["n"], row["on"]) == (5, "test")
+        before = " " if "640 test steps" in learner else "| "
+        assert f"{before}{row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
+        means = [statistics.mean(matrix[-1]) for matrix in row["matrices"]]  # each run's last row is RA's
+        assert row["ra"]["mean"] == pytest.approx(statistics.mean(means), abs=1e-3)
+        assert row["ra"]["deviation"] == pytest.approx(statistics.stdev(means), abs=1e-3)
+    for row in read_json(RESULTS / "continual-halved.json").values():
         means = [f"{found['mean']:.1f}" for found in row["validation"].values()]
         assert ", ".join(means[:2]) in table
-    runs = ROOT / "experiments" / "continual-runs"
-    folders = sorted(runs.glob("*-not-distilled*"))
-    assert len(folders) == 6
-    for folder in folders:
-        values = [json.loads(path.read_text())["metrics"]["ra"] for path in folder.glob("seed-*/compress.json")]
-        assert len(values) == 5
-        assert f" {statistics.mean(values):.1f} ± {statistics.stdev(values):.1f} " in table
     distilled, not_distilled = (
-        [
-            value
-            for seed in range(5)
-            for value in json.loads((runs / name / f"seed-{seed}" / "compress.json").read_text())["matrix"][-1]
-        ]
-        for name in ("cifar100", "cifar100-not-distilled")
+        [value for matrix in rows["cifar100", name]["matrices"] for value in matrix[-1]]
+        for name in ("compress", "compress, not distilled")
     )
+    assert len(distilled) == 100
     gains = [after - before for after, before in zip(distilled, not_distilled, strict=True)]
     error = statistics.stdev(gains) / len(gains) ** 0.5
     assert f"gain {statistics.mean(gains):.1f} ± {error:.1f} points by it" in " ".join(table.split())
-    first, second, third = (streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations", "permutations", "many"))
+    ours = {stream: row["ra"]["mean"] for (stream, learner), row in rows.items() if learner == "compress"}
+    first, second, third = (ours[name] for name in ("rotations", "permutations", "many"))
     assert f"{first:.1f}, {second:.1f} and {third:.1f} % on Rotations, Permutations and MANY" in README
-    assert f"{streams['cifar100']['rows'][0]['ra']['mean']:.1f} % on CIFAR-100" in " ".join(README.split())
-    large = [streams[name]["rows"][0]["ra"]["mean"] for name in ("rotations-60k", "permutations-60k")]
+    assert f"{ours['cifar100']:.1f} % on CIFAR-100" in " ".join(README.split())
+    large = [ours[name] for name in ("rotations-60k", "permutations-60k")]
     assert f"{large[0]:.1f} and {large[1]:.1f} % with 60,000 images a task" in " ".join(README.split())
-    trials = json.loads((ROOT / "experiments" / "continual-recipe.json").read_text())
+    trials = read_json(RESULTS / "continual-recipe.json")
     for row in (row for row in trials.values() if row.get("settings", {}).get("window_place") == "random"):
         means = ", ".join(f"{found['mean']:.1f}" for found in row["validation"].values())
         assert (means or "| ended: ") in table
-    rivals = json.loads((ROOT / "experiments" / "rivals.json").read_text())
-    for row in (row for name, rows in rivals.items() if name != "environment" for row in rows.values()):
-        assert (row["ra"]["n"], row["on"]) == (5, "test")
-        assert f"| {row['ra']['mean']:.1f} ± {row['ra']['deviation']:.1f} " in table
 
 
 def test_both_commands_are_shown():
@@ -169,12 +164,8 @@ def test_both_commands_are_shown():
 
 def test_import_is_light_and_complete():
     """`import recollect` loads none of its heavy dependencies; every public name is there all the same."""
-    code = (
-        "import sys, recollect; print(sorted({'torch', 'numpy', 'tyro', 'matplotlib', 'sklearn'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+    code = "import sys, recollect; print(sorted({'torch', 'numpy', 'tyro', 'matplotlib', 'sklearn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     for name in recollect.__all__:
         assert getattr(recollect, name) is not None
     assert callable(recollect.distill)
@@ -201,7 +192,7 @@ print("ok")
 
 def test_the_engine_is_as_fast_and_exact_as_its_page_says():
     page = (ROOT / "docs" / "engine.md").read_text().replace("**", "")
-    runs = json.loads((ROOT / "experiments" / "engine.json").read_text())["runs"]
+    runs = read_json(RESULTS / "engine.json")["runs"]
     settings = {name: rows for run in runs for name, rows in run["engine"].items() if "images a step" in name}
     assert len(settings) == 3
     for way in {way for rows in settings.values() for way in rows if "estimated" not in way and " of the " not in way}:
@@ -225,7 +216,7 @@ def test_the_engine_is_as_fast_and_exact_as_its_page_says():
     assert f"{chip['matrix rate, TFLOP/s']:.0f} TFLOP/s and copied {chip['copy bandwidth, TB/s']:.2f} TB/s" in page
     for mode, seconds in runs[1]["engine"]["20 networks, 300 epochs on 1,150 images"].items():
         assert f"{seconds:.1f} s in {mode.replace('tf', 'TF')}" in page
-    for what, row in json.loads((ROOT / "experiments" / "exactness.json").read_text())["exactness"].items():
+    for what, row in read_json(RESULTS / "exactness.json")["exactness"].items():
         line = next(
             line
             for line in page.splitlines()

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from recollect import Evaluation, Memory, Preprocess, RecollectError
 from recollect.cli import main
-from recollect.config import DistillConfig, to_json
+from recollect.config import DistillConfig, changed, to_json
 from recollect.data.preprocess import Zca
 from recollect.nets import Network
 from recollect.runs import Run
@@ -98,16 +98,13 @@ def checked(text: str) -> Page:
 
 def make_run(folder: Path, memory: Memory | None = None, **config) -> Path:
     """A run of three outer steps whose memory this is."""
-    settings = to_json(replace(DistillConfig(), outer_steps=3, network="mlp", **config))
-    run = Run.create(folder, {"data": {"name": "toy", "root": None, "size": None}, "distill": settings})
+    settings = to_json(changed(DistillConfig(), outer_steps=3, network="mlp", **config))
+    run = Run.create(folder, "distill", {"data": {"name": "toy", "root": None, "size": None}, "distill": settings})
     for step in (1, 2, 3):
         run.log({"step": step, "loss": 1 / step, "norm": 0.5 / step, "seconds": 0.25})
     memory = memory or make_memory()
     made = {"config": settings, "steps": 3, "skipped": 0, "device": "cpu"}
-    fitted, memory = (
-        memory.fitted,
-        Memory(memory.bases, memory.addressing, replace(memory.header, made=made), memory.encoder),
-    )
+    fitted, memory = (memory.fitted, Memory(memory.bases, memory.addressing, replace(memory.header, made=made), memory.encoder))
     memory.fitted = fitted
     memory.save(run.memory_path)
     return folder
@@ -115,8 +112,7 @@ def make_run(folder: Path, memory: Memory | None = None, **config) -> Path:
 
 def evaluated(folder: Path, **more) -> Path:
     rows = [
-        Evaluation("memory", "mlp", (91.0, 93.0), "test", "2 networks, 300 epochs", 1.5).to_json()
-        | {"size": "123 numbers"},
+        Evaluation("memory", "mlp", (91.0, 93.0), "test", "2 networks, 300 epochs", 1.5).to_json() | {"size": "123 numbers"},
         Evaluation("random real images", "mlp", (60.0, 64.0), "test", "2 networks, 300 epochs", 1.5).to_json() | more,
     ]
     (folder / "evaluation.json").write_text(json.dumps({"memory": "memory.safetensors", "rows": rows}))
@@ -148,10 +144,7 @@ def test_pictures_are_the_memorys(tmp_path):
     folder = make_run(tmp_path / "run")
     found = checked(report.write(folder).read_text())
     shown = [image for image in found.every("img") if "pixels" in image["class"]]
-    assert [image["alt"] for image in shown] == [
-        "the bases",
-        *(f"recalled images of {n}" for n in ("cat", "dog", "frog")),
-    ]
+    assert [image["alt"] for image in shown] == ["the bases", *(f"recalled images of {n}" for n in ("cat", "dog", "frog"))]
     memory = Memory.load(folder / "memory.safetensors")
     images, columns = figures.recalled_by_class(memory, [1])
     with Image.open(io.BytesIO(base64.b64decode(shown[2]["src"].split(",")[1]))) as picture:
@@ -181,9 +174,7 @@ def test_charts_are_there_for_light_and_dark(tmp_path):
 
 def test_names_are_text_whatever_they_hold(tmp_path):
     memory = make_memory(class_names=HOSTILE)
-    memory = Memory(
-        memory.bases, memory.addressing, replace(memory.header, dataset="</title><script>alert(2)</script>")
-    )
+    memory = Memory(memory.bases, memory.addressing, replace(memory.header, dataset="</title><script>alert(2)</script>"))
     folder = evaluated(make_run(tmp_path / "run", memory, augment="<i>none</i>"), size="<b>big</b>")
     config = json.loads((folder / "config.json").read_text())
     config["data"]["<u>"] = {"<s>": ['"']}
@@ -208,9 +199,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch):
         (code,) = [words for words in Page(report.write(folder).read_text()).inside("pre")]
         values: dict = {}
         exec(compile(code, "report.html", "exec"), values)
-        assert torch.equal(
-            values["images"], Memory.load("memory.safetensors").recall(list(range(min(2, len(names)))))[0]
-        )
+        assert torch.equal(values["images"], Memory.load("memory.safetensors").recall(list(range(min(2, len(names)))))[0])
         assert callable(values["preprocess"])
 
 
@@ -278,9 +267,7 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
     exec(compile(code, "report.html", "exec"), {})
     assert "Answer(class_name='th" in capsys.readouterr().out
     figures.draw("bases", [folder])
-    with pytest.raises(
-        RecollectError, match="asked with pictures, and not by the names of classes; it can give bases, curves"
-    ):
+    with pytest.raises(RecollectError, match="asked with pictures, and not by the names of classes; it can give bases, curves"):
         figures.draw("recalled", [folder])
 
 
@@ -331,9 +318,7 @@ def test_not_a_run(tmp_path):
 
 def test_every_run_ends_with_it(tmp_path, toy_npz, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    command = (
-        f"distill {toy_npz} --network mlp:width=8 --outer-steps 2 --inner-steps 2 --window None --device cpu --out run"
-    )
+    command = f"distill {toy_npz} --network mlp:width=8 --outer-steps 2 --inner-steps 2 --window None --device cpu --out run"
     assert main(command.split()) == 0
     assert capsys.readouterr().out.endswith("report in run/report.html\n")
     report = Path("run/report.html")

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect import RecollectError
-from recollect.runs import Run, environment
+from recollect.runs import Run, environment, load_checkpoint, save_checkpoint
 
-CONFIG = {"data": {"name": "toy"}, "distill": {"seed": 0}}
+SETTINGS = {"data": {"name": "toy"}, "distill": {"seed": 0}}
 CHECKPOINT = {"config": {}, "data": "0", "preprocessing": {}, "state": {"step": 3, "bases": torch.arange(3.0)}}
 
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return Run.create(tmp_path / "run", CONFIG)
+    return Run.create(tmp_path / "run", "distill", SETTINGS)
 
 
 def test_create_and_open(run):
     again = Run.open(run.folder)
-    assert again.config == CONFIG
+    assert (again.kind, again.settings) == ("distill", SETTINGS)
     assert sorted(path.name for path in run.folder.iterdir()) == ["config.json", "environment.json"]
     known = json.loads((run.folder / "environment.json").read_text())
     assert known["torch"] == torch.__version__
@@ -42,25 +42,23 @@ def test_open_wants_a_run(tmp_path):
 def test_a_used_folder_is_refused_and_kept(tmp_path, name):
     (tmp_path / name).write_bytes(b"precious")
     with pytest.raises(RecollectError, match=f"{tmp_path} already holds a run: resume it"):
-        Run.create(tmp_path, CONFIG)
+        Run.create(tmp_path, "distill", SETTINGS)
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"precious")]
 
 
 def test_a_folder_with_other_files_is_fine_and_a_file_is_not(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    Run.create(tmp_path, CONFIG)
+    Run.create(tmp_path, "distill", SETTINGS)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     with pytest.raises(RecollectError, match=r"notes.txt is a file: give a folder"):
-        Run.create(tmp_path / "notes.txt", CONFIG)
+        Run.create(tmp_path / "notes.txt", "distill", SETTINGS)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", "{}", '{"data": {}}', '{"data": {}, "distill": []}', "\xff", "[" * 9999]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{", "{}", '{"data": {}}', '{"data": {}, "distill": []}', "\xff", "[" * 9999])
 def test_damaged_config(run, text):
     run.config_path.write_text(text, encoding="latin-1")
     with pytest.raises(RecollectError, match=r"config\.json"):
-        _ = run.config
+        _ = run.settings
 
 
 # --- metrics -------------------------------------------------------------------------------------------------------
@@ -119,10 +117,14 @@ def test_no_space_for_metrics(run):
 # --- checkpoints ---------------------------------------------------------------------------------------------------
 
 
+def load(run: Run) -> dict | None:
+    return load_checkpoint(run.checkpoint_path, *CHECKPOINT)
+
+
 def test_checkpoint_round_trip(run):
-    assert run.load_checkpoint() is None
-    run.save_checkpoint(CHECKPOINT)
-    found = run.load_checkpoint()
+    assert load(run) is None
+    save_checkpoint(run.checkpoint_path, CHECKPOINT)
+    found = load(run)
     assert found is not None
     assert torch.equal(found["state"].pop("bases"), CHECKPOINT["state"]["bases"])
     assert found == CHECKPOINT | {"state": {"step": 3}}
@@ -140,15 +142,13 @@ class Evil:
 
 
 def refused_checkpoint(run: Run) -> None:
-    with pytest.raises(
-        RecollectError, match=r"checkpoint\.pt cannot be read .*: delete it to start this run"
-    ) as caught:
-        run.load_checkpoint()
+    with pytest.raises(RecollectError, match=r"checkpoint\.pt cannot be read .*: delete it to start this run") as caught:
+        load(run)
     assert "\n" not in str(caught.value)
 
 
 def test_damaged_checkpoints_are_refused_in_one_line(run):
-    run.save_checkpoint(CHECKPOINT)
+    save_checkpoint(run.checkpoint_path, CHECKPOINT)
     whole = run.checkpoint_path.read_bytes()
     for cut in (0, 1, 100, len(whole) // 2, len(whole) - 1):
         run.checkpoint_path.write_bytes(whole[:cut])
@@ -174,12 +174,12 @@ def test_a_checkpoint_never_runs_code(run):
 @given(st.data())
 def test_a_flipped_byte_is_refused_or_a_checkpoint(tmp_path_factory, data):
     run = Run(tmp_path_factory.mktemp("run"))
-    run.save_checkpoint(CHECKPOINT)
+    save_checkpoint(run.checkpoint_path, CHECKPOINT)
     damaged = bytearray(run.checkpoint_path.read_bytes())
     place = data.draw(st.integers(0, len(damaged) - 1))
     damaged[place] ^= data.draw(st.integers(1, 255))
     run.checkpoint_path.write_bytes(bytes(damaged))
     with contextlib.suppress(RecollectError):
-        found = run.load_checkpoint()
+        found = load(run)
         assert found is not None
         assert found.keys() == CHECKPOINT.keys()

@@ -9,10 +9,11 @@ import torch
 from test_distillation import CONFIG, toy
 
 from recollect import RecollectError, Split, select
+from recollect.config import changed
 from recollect.evaluation import Evaluation
 
 module = sys.modules["recollect.selection"]
-SHORT = replace(CONFIG, outer_steps=2)
+SHORT = changed(CONFIG, outer_steps=2)
 
 
 def test_tries_every_value_and_never_reads_the_test_split(tmp_path):
@@ -37,7 +38,7 @@ def test_resumes_without_repeating_what_is_done(tmp_path, monkeypatch):
     real, calls = module.distill, []
 
     def interrupted(images, config, **options):
-        calls.append(config.bases)
+        calls.append(config.memory.bases)
         if calls == [2, 3]:
             raise KeyboardInterrupt
         return real(images, config, **options)
@@ -58,10 +59,10 @@ def test_refusals(tmp_path):
     with pytest.raises(RecollectError, match="99 bases do not fit"):
         select(toy(), SHORT, "bases", [2, 99], run=tmp_path / "s")
     with pytest.raises(RecollectError, match="nothing to select on"):
-        select(toy(), replace(SHORT, use_validation=True), "bases", [2], run=tmp_path / "s")
+        select(toy(), changed(SHORT, use_validation=True), "bases", [2], run=tmp_path / "s")
     assert not (tmp_path / "s").exists()
     select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=1)
-    with pytest.raises(RecollectError, match="already holds a selection"):
+    with pytest.raises(RecollectError, match="already holds a run"):
         select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=1)
     with pytest.raises(RecollectError, match="was begun with networks 1, not 2"):
         select(toy(), SHORT, "bases", [2], run=tmp_path / "s", networks=2, resume=True)

@@ -31,15 +31,14 @@ def test_the_same_metagradient(dependent, window, bridge, depth):
     query = numbers(NETWORKS, 5, *SHAPE, seed=3), torch.randint(3, (NETWORKS, 5), generator=generator).to(DEVICE)
     starts = [
         Start(
-            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()},
-            torch.randint(IMAGES, (6, 4), generator=generator),
+            {name: p.double() for name, p in net.fresh(seed, DEVICE).items()}, torch.randint(IMAGES, (6, 4), generator=generator)
         )
         for seed in range(NETWORKS)
     ]
     options = {"lr": 0.1, "momentum": 0.9, "bridge": bridge, "window": window}
     engine = Engine(span.Spanned(net, BASES))
     for real in (query[0], -query[0]):  # the second with what the first has captured
-        found = span.by_images(engine, starts, images, labels, (real, query[1]), bases, **options)
+        _, found = span.by_images(engine, starts, images, labels, (real, query[1]), bases, **options)
         for k, start in enumerate(starts):
             judged = real[k], query[1][k]
             theirs = unroll.metagradient(

@@ -150,9 +150,7 @@ def test_a_memory_without_its_whitening_file(tmp_path):
 def asked_with_pictures(folder: Path) -> Path:
     plain, query = make_memory(), {"encoder": "mlp:width=4", "size": 3, "ways": 2, "shots": 1}
     encoder = Network("mlp:width=4", (1, 8, 8), 3).fresh(0)
-    Memory(plain.bases, plain.addressing, replace(plain.header, query=query), encoder).save(
-        folder / "asked.safetensors"
-    )
+    Memory(plain.bases, plain.addressing, replace(plain.header, query=query), encoder).save(folder / "asked.safetensors")
     return folder / "asked.safetensors"
 
 
@@ -172,9 +170,7 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path):
 
 def test_a_recipe_that_makes_no_sense_is_told_at_the_start(tmp_path):
     plain = make_memory()
-    Memory(plain.bases, plain.addressing, replace(plain.header, recipe={"epochs": "many"})).save(
-        tmp_path / "m.safetensors"
-    )
+    Memory(plain.bases, plain.addressing, replace(plain.header, recipe={"epochs": "many"})).save(tmp_path / "m.safetensors")
     with pytest.raises(RecollectError, match="recipe"):
         shelf.stock([tmp_path / "m.safetensors"])
 
@@ -214,7 +210,7 @@ def test_train_and_classify(client):
     """Ten digits, tested on the test split; then real digits classified, and the file read again."""
     job = trained(client, classes=[f"0:{label}" for label in range(10)], epochs=300)
     assert job["state"] == "done", job
-    assert (job["epoch"], len(job["losses"]), job["images"]) == (300, 300, 20)
+    assert (job["epoch"], [epoch for epoch, _ in job["losses"]], job["images"]) == (300, list(range(3, 301, 3)), 20)
     assert job["test"]["accuracy"] > 85
     images = load("digits").test
     assert np.sum(job["test"]["confusion"]) == len(images) == job["test"]["images"]
@@ -288,7 +284,7 @@ def test_cancel_at_once_and_the_next_begins(client):
 @pytest.fixture
 def held(monkeypatch):
     """Trainings that wait for ever."""
-    monkeypatch.setattr(Jobs, "_work", lambda self: None)
+    monkeypatch.setattr(Jobs, "_run", lambda self, job: None)
 
 
 def test_a_limit_for_each_client_and_for_all(client, held):
@@ -339,9 +335,7 @@ def test_a_whitened_classifier_names_the_file_it_needs(tmp_path):
     with client_of(shelf.stock([tmp_path / "whitened.safetensors"])) as client:
         job = trained(client, classes=["0:0", "0:2"], network="small")
         assert (job["state"], job["test"], job["whitening"]) == ("done", None, sidecar.name)
-        (tmp_path / "c.safetensors").write_bytes(
-            client.get(f"/api/trainings/{job['id']}/classifier.safetensors").content
-        )
+        (tmp_path / "c.safetensors").write_bytes(client.get(f"/api/trainings/{job['id']}/classifier.safetensors").content)
     assert Classifier.load(tmp_path / "c.safetensors").class_names == ("cat", "frog")
 
 
@@ -391,9 +385,7 @@ def bomb(side: int) -> bytes:
         return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
 
     header = side.to_bytes(4, "big") * 2 + bytes([8, 0, 0, 0, 0])
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
 def test_bad_uploads(client):
@@ -507,11 +499,7 @@ def fuzz(cases, known: dict) -> None:
     """Half of the requests are for things that are there."""
 
     @hypothesis.settings(
-        max_examples=20,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
+        max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck)
     )
     @hypothesis.given(cases, hypothesis.strategies.booleans())
     def each(case: schemathesis.Case, is_known: bool) -> None:
@@ -531,7 +519,7 @@ def fuzz(cases, known: dict) -> None:
 
 def test_the_figures_of_the_docs_are_those_of_the_file():
     root = Path(__file__).parent.parent
-    figures = json.loads((root / "experiments" / "studio-load.json").read_text())
+    figures = json.loads((root / "results" / "studio-load.json").read_text())
     docs = (root / "docs" / "studio.md").read_text()
     assert figures["errors"] == 0
     for what in ("recall", "page"):

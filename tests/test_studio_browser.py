@@ -169,11 +169,7 @@ def test_pick_train_and_draw(open_page, address, tmp_path):
         expect(page.locator("#answered")).to_have_text(digit)
     page.get_by_text("The Python lines").click()
     expect(page.locator("pre").last).to_contain_text("recollect.compose([memory['0', '1'")
-    for words, name in (
-        ("Classifier", "classifier.safetensors"),
-        ("Recalled set", "recalled.npz"),
-        ("Python", "classifier.py"),
-    ):
+    for words, name in (("Classifier", "classifier.safetensors"), ("Recalled set", "recalled.npz"), ("Python", "classifier.py")):
         with page.expect_download() as download:
             page.get_by_role("link", name=words).click()
         assert download.value.suggested_filename == name

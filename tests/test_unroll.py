@@ -8,6 +8,7 @@ from torch import Tensor
 
 from recollect import unroll
 from recollect.errors import RecollectError
+from recollect.fast.compiled import compiled
 from recollect.nets import Network
 
 SHAPE = (2, 8, 8)
@@ -83,10 +84,7 @@ def test_against_full_graph(network, optimiser, bridge, window, augment):
     theirs = oracle(*setting(network), **options)
     assert distance(ours.loss, theirs.loss) < 1e-12
     assert distance(ours.images, theirs.images) < 1e-10
-    for (
-        name,
-        p,
-    ) in theirs.params.items():  # Adam turns the rounding of a bias before a norm (true gradient 0) into steps
+    for name, p in theirs.params.items():  # Adam turns the rounding of a bias before a norm (true gradient 0) into steps
         assert torch.allclose(ours.params[name], p, rtol=0, atol=1e-12 if optimiser == "sgd" else 1e-9)
 
 
@@ -95,10 +93,7 @@ def test_bridges_differ(bridge):
     """The three are three: none equals another, so a bridge that is ignored would be noticed."""
     found = unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=bridge).images
     for other in {"full", "forward-only", "none"} - {bridge}:
-        assert (
-            distance(unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=other).images, found)
-            > 0.05
-        )
+        assert distance(unroll.metagradient(*setting("mlp:width=6"), lr=0.05, momentum=0.9, bridge=other).images, found) > 0.05
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -151,9 +146,7 @@ def test_bad_window(window):
 def test_compiled_passes_are_the_same_passes():
     loss, params, images, labels, batches, query = setting("mlp:width=6", steps=3)
     eager = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9)
-    fast = unroll.metagradient(
-        loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=unroll.compiled(loss)
-    )
+    fast = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=compiled(loss))
     assert distance(fast.images, eager.images) < 1e-10
 
 
@@ -161,6 +154,6 @@ def test_without_a_compiler_it_says_so_and_runs(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     loss, params, images, labels, batches, query = setting("mlp:width=6", steps=2)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
-        slow = unroll.compiled(loss)
+        slow = compiled(loss)
     found = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=slow)
     assert found.images.isfinite().all()

@@ -9,7 +9,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recollect.composition import Classifier, ask, compose
+    from recollect.classifier import Classifier
+    from recollect.composition import ask, compose
     from recollect.config import DistillConfig, Recipe, preset
     from recollect.data import Images, Split, load
     from recollect.data.preprocess import Preprocess
@@ -25,7 +26,7 @@ __version__ = version("recollect")
 
 _HOME = {
     "Budget": "memory",
-    "Classifier": "composition",
+    "Classifier": "classifier",
     "DistillConfig": "config",
     "Evaluation": "evaluation",
     "Images": "data",

@@ -24,13 +24,7 @@ from recollect.nets import Network, Shape
 from recollect.seeds import Purpose, network_seed, seeded
 
 try:
-    from avalanche.benchmarks import (
-        CLExperience,
-        CLScenario,
-        benchmark_from_datasets,
-        with_classes_timeline,
-        with_task_labels,
-    )
+    from avalanche.benchmarks import CLExperience, CLScenario, benchmark_from_datasets, with_classes_timeline, with_task_labels
     from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskLabels, concat_datasets
     from avalanche.benchmarks.utils.classification_dataset import ClassificationDataset
     from avalanche.benchmarks.utils.data_attribute import has_task_labels
@@ -98,7 +92,7 @@ class TaskNetwork(MultiTaskModule):
 
     def __init__(self, stream: Stream):
         super().__init__()
-        network = Network(stream.config.network, stream.shape, stream.classes)
+        network = Network(stream.config.inner.network, stream.shape, stream.classes)
         self.network = network.module
         self.network.load_state_dict(network.fresh(network_seed(stream.seed, Purpose.FRESH)))
         self.register_buffer("masks", stream.masks)
@@ -140,7 +134,7 @@ class _Tasks(Stream):
         self.class_names = tuple(map(str, range(self.classes)))
         self.stated = preprocess or Preprocess((0.0,) * self.shape[0], (1.0,) * self.shape[0])
         self.preprocess = _Prepared(self.stated.mean, self.stated.std, self.stated.zca)
-        self._batches = [-(-len(each.dataset) // config.batch) for each in experiences]
+        self._batches = [-(-len(each.dataset) // config.stream.batch) for each in experiences]
 
     def batches(self, number: int) -> int:
         return self._batches[number]
@@ -159,9 +153,7 @@ def _shape(image: Any) -> Shape:
 class _Learner(Compress):
     """Compress-then-recall, fed with experiences of a benchmark in their order."""
 
-    def __init__(
-        self, benchmark: CLScenario, config: ContinualConfig, seed: int, preprocess: Preprocess | None, device: str
-    ):
+    def __init__(self, benchmark: CLScenario, config: ContinualConfig, seed: int, preprocess: Preprocess | None, device: str):
         self.benchmark = _Tasks(benchmark, config, seed, preprocess)
         super().__init__(self.benchmark, config, device)
 
@@ -245,7 +237,7 @@ class CompressThenRecall(SupervisedTemplate):
         super().__init__(
             model=_Recall(self.learner, places),
             optimizer=None,  # pyright: ignore[reportArgumentType]  # there is no network to optimise
-            train_mb_size=config.batch,
+            train_mb_size=config.stream.batch,
             eval_mb_size=eval_mb_size,
             device=device,
             plugins=plugins,
@@ -305,8 +297,8 @@ def _task_labels(benchmark: CLScenario) -> list[int]:
 class DistilledBuffer(ExemplarsBuffer):
     """A storage policy for `ReplayPlugin`: instead of a few real images of each experience, all that its memory recalls.
 
-    `ReplayPlugin(mem_size=config.buffer, storage_policy=DistilledBuffer(benchmark, config))`: all memories together have the
-    floats of `config.buffer` images. An experience is distilled when it has been trained on, in one pass over its images.
+    `ReplayPlugin(mem_size=config.buffer.images, storage_policy=DistilledBuffer(benchmark, config))`: all memories together
+    have the floats of that many images. An experience is distilled when it has been trained on, in one pass over its images.
     Arguments as of `CompressThenRecall`; task labels are not needed.
     """
 
@@ -318,7 +310,7 @@ class DistilledBuffer(ExemplarsBuffer):
         preprocess: Preprocess | None = None,
         device: "str | torch.device" = "cpu",
     ):
-        super().__init__(config.buffer)
+        super().__init__(config.buffer.images)
         self.learner = _Learner(benchmark, config, seed, preprocess, str(device))
         self._recalled: list[ClassificationDataset] = []
 
@@ -333,7 +325,7 @@ class DistilledBuffer(ExemplarsBuffer):
         learner.expect(exp)
         order = seeded(learner.benchmark.seed, Purpose.EXPERIENCE, number)
         samples: Iterable[Any] = DataLoader(
-            exp.dataset, learner.config.batch, shuffle=True, generator=order, collate_fn=exp.dataset.collate_fn
+            exp.dataset, learner.config.stream.batch, shuffle=True, generator=order, collate_fn=exp.dataset.collate_fn
         )
         for images, labels, *_ in samples:
             learner.see(images, labels)
@@ -352,8 +344,8 @@ class DistilledBuffer(ExemplarsBuffer):
     def resize(self, strategy: Any, new_size: int) -> None:
         if new_size != self.max_size:
             raise RecollectError(
-                f"a buffer of memories for {self.max_size} images cannot be made {new_size}: give config.buffer {new_size} "
-                "from the start"
+                f"a buffer of memories for {self.max_size} images cannot be made {new_size}: give buffer {new_size} from "
+                "the start"
             )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recollect import unroll
 from recollect.errors import RecollectError
+from recollect.fast.compiled import compiled
 from recollect.nets import Network
 from recollect.runs import environment
 from recollect.show import terminal
@@ -48,24 +49,17 @@ def _on_gpu(name: str, profile: bool, save: Save) -> dict[str, Any]:
 
 
 def full_graph(
-    loss: unroll.Loss,
-    params: Params,
-    images: Tensor,
-    labels: Tensor,
-    batches: Tensor,
-    query,
-    lr: float,
-    momentum: float,
+    loss: unroll.Loss, params: Params, images: Tensor, labels: Tensor, batches: Tensor, query, lr: float, momentum: float
 ) -> MetaGradient:
-    """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the rival here."""
+    """The plain way: the whole inner loop as one autograd graph. What everybody writes first, and the baseline here."""
     images = images.detach().requires_grad_()
     params = {name: p.detach().requires_grad_() for name, p in params.items()}
-    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
         value = loss(params, images[rows], labels[rows])
         for name, g in zip(params, torch.autograd.grad(value, list(params.values()), create_graph=True), strict=True):
-            speed[name] = momentum * speed[name] + g
-        params = {name: p - lr * speed[name] for name, p in params.items()}
+            velocity[name] = momentum * velocity[name] + g
+        params = {name: p - lr * velocity[name] for name, p in params.items()}
     value = loss(params, *query)
     (by_images,) = torch.autograd.grad(value, images)
     return MetaGradient(value.detach(), by_images, {name: p.detach() for name, p in params.items()})
@@ -89,7 +83,7 @@ def unroll_speed(steps: int = 20) -> dict[str, float]:
     """
     network, arguments = _setting(steps)
     options = {"lr": 0.01, "momentum": 0.9}
-    fast = unroll.compiled(network.loss)
+    fast = compiled(network.loss)
     sides: dict[str, Callable[[], MetaGradient]] = {
         "full graph": lambda: full_graph(*arguments, **options),
         "eager": lambda: unroll.metagradient(*arguments, **options),

@@ -4,55 +4,30 @@ compose([a["cat"], b["truck"]])                  ->  Composition, a training set
 ask(memory, {"these": [...], "those": [...]})  ->  the same from a few pictures whose labels nobody knows: each group is a class
 """
 
-import json
 import math
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import safetensors.torch
 import torch
-from PIL import Image
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from recollect.config import Recipe, from_json, to_json
-from recollect.data import pictures
+from recollect.classifier import Classifier, Picture, Source, read_picture, split_of
+from recollect.config import Recipe
 from recollect.data.images import Images, Split
+from recollect.data.pictures import visible
 from recollect.data.preprocess import Preprocess
-from recollect.data.readers import parsing
 from recollect.devices import find_device
-from recollect.errors import RecollectError, unknown
-from recollect.evaluation import On, memory_recipe, train
-from recollect.files import sha256, write_atomically
+from recollect.errors import RecollectError
+from recollect.evaluation import On, memory_recipe
 from recollect.memory import Classes, Memory
-from recollect.nets import Network, Params, Shape, constructor
+from recollect.nets import Network, Shape
+from recollect.queries import Pictures
 from recollect.seeds import Purpose, network_seed
+from recollect.training import Progress, train
 
-FORMAT, KEY = 1, "recollect-classifier"  # of a classifier's file: its version, and where in the metadata its header is
-MOST_JUDGED = 1024  # images at a time
-MOST_OPTION = 2**16  # width or depth of a network: a file that asks for more is damaged
 MOST_NOTICES = 3  # of a group: folders hold pictures of many sizes
-
-Picture = Path | str | Image.Image
-
-
-class Cancelled(Exception):
-    """A training that was told to stop."""
-
-
-class Source(NamedTuple):
-    """Where a class comes from."""
-
-    memory: str
-    dataset: str
-    class_name: str
-
 
 # --- a training set --------------------------------------------------------------------------------------------------
 
@@ -78,11 +53,12 @@ class Composition:
 
     @property
     def image_shape(self) -> Shape:
-        return _shape(self.images)
+        channels, height, width = self.images.shape[1:]
+        return channels, height, width
 
     def split(self, *datasets: Images, on: On = "test") -> Split:
         """See Classifier.split."""
-        return _split(self, datasets, on)
+        return split_of(self.class_names, self.sources, self.image_shape, datasets, on)
 
     def train(
         self,
@@ -96,7 +72,7 @@ class Composition:
 
         Arguments:
             recipe: how; None is the first memory's.
-            progress: called after each epoch with {"epoch", "epochs", "loss"}.
+            progress: called after epochs, some 100 times, with {"epoch", "epochs", "loss"}.
             cancelled: asked after each step; once it says yes, Cancelled is raised.
         """
         recipe = recipe or self.recipe
@@ -107,33 +83,21 @@ class Composition:
             )
         if seed < 0:
             raise RecollectError(f"seed is {seed}: give 0 or more")
-        device, losses = find_device(device), []  # losses of all steps
 
-        def watch(loss: float) -> None:
-            losses.append(loss)
-            if not math.isfinite(loss):
-                raise RecollectError(
-                    f"the loss is not finite after {len(losses)} steps: give a lower lr than {recipe.lr:g}"
-                )
-            steps = -(-len(self.labels) // recipe.batch)  # in an epoch
-            if progress and len(losses) % steps == 0:
-                line = {"epoch": len(losses) // steps, "epochs": recipe.epochs, "loss": sum(losses[-steps:]) / steps}
-                progress(line)
-            if cancelled and cancelled():
-                raise Cancelled
+        def told(now: Progress) -> None:
+            if not math.isfinite(now.loss):
+                raise RecollectError(f"the loss is not finite after epoch {now.epoch}: give a lower lr than {recipe.lr:g}")
+            if progress:
+                progress({"epoch": now.epoch, "epochs": now.epochs, "loss": now.loss})
 
         network = Network(recipe.network, self.image_shape, len(self.class_names))
         seeds = [network_seed(seed, Purpose.NETWORK, 0)]  # that of an evaluation's first network
-        watched = None if device.startswith("cuda") and not (progress or cancelled) else watch  # or captured, faster
-        (params,) = train(network, [(self.images, self.labels)], recipe, seeds, device, watch=watched)
-        if not all(p.isfinite().all() for p in params.values()):
-            raise RecollectError(f"the network's weights are not finite: give a lower lr than {recipe.lr:g}")
+        part = self.images, self.labels
+        (params,) = train(network, [part], recipe, seeds, find_device(device), progress=told, cancelled=cancelled)
         return Classifier(recipe, params, self.class_names, self.image_shape, self.preprocess, self.sources, seed)
 
 
-def compose(
-    parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Images | Sequence[Images]" = ()
-) -> Composition:
+def compose(parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Images | Sequence[Images]" = ()) -> Composition:
     """Recall classes of several memories as one training set: compose([a["cat", "dog"], b["truck"]]).
 
     A memory as it is stands for all its classes. All must have the same image shape and whitening. Mean and standard
@@ -215,9 +179,7 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
 # --- pictures whose labels nobody knows ---------------------------------------------------------------------------
 
 
-def ask(
-    memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None
-) -> Composition:
+def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None) -> Composition:
     """What a memory recalls for groups of pictures, as a training set.
 
     Arguments:
@@ -225,14 +187,14 @@ def ask(
         groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W].
         images: the memory's own dataset, from which a whitening file that is not at hand is fitted again.
     """
-    if not memory.header.query:
+    if not isinstance(memory.asked, Pictures):
         raise RecollectError(
             f"{memory.name} is asked with labels, not with pictures: compose names its classes "
             "(a memory for pictures is distilled with --query images)"
         )
     if len(groups) < 2:
         raise RecollectError(f"a classifier needs two groups of pictures or more, not {len(groups)}: give another")
-    shots, notices, pictures = memory.header.query["shots"], [], []
+    shots, notices, pictures = memory.asked.shots, [], []
     for name, given in groups.items():
         if len(given) < shots:
             has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"
@@ -274,295 +236,14 @@ def folders(paths: Sequence[Path]) -> dict[str, list[Path]]:
         if not path.is_dir():
             raise RecollectError(f"{path} is not a folder: give a folder of pictures for each class")
     if len(paths) == 1:
-        inside = [path for path in pictures.visible(paths[0]) if path.is_dir()]
+        inside = [path for path in visible(paths[0]) if path.is_dir()]
         if len(inside) < 2:
-            raise RecollectError(
-                f"{paths[0]} is one class: give a folder of pictures for each, or one that holds such folders"
-            )
+            raise RecollectError(f"{paths[0]} is one class: give a folder of pictures for each, or one that holds such folders")
         paths = inside
     groups: dict[str, list[Path]] = {}
     for path in paths:
         name = path.resolve().name
         if name in groups:
             raise RecollectError(f"two folders are called '{name}': rename one, its name is that of the class")
-        groups[name] = pictures.visible(path)
+        groups[name] = visible(path)
     return groups
-
-
-# --- a classifier ----------------------------------------------------------------------------------------------------
-
-
-class Answer(NamedTuple):
-    """What a classifier says of a picture."""
-
-    class_name: str
-    probability: float
-    probabilities: dict[str, float]
-    """of every class"""
-    notice: str
-    """what was done to the picture first"""
-
-
-@dataclass(frozen=True, eq=False)
-class Classifier:
-    """A trained network that knows what its inputs and outputs mean."""
-
-    recipe: Recipe
-    """its network, and how it was trained"""
-    params: Params = field(repr=False)
-    class_names: tuple[str, ...]
-    image_shape: Shape
-    preprocess: Preprocess = field(repr=False)
-    sources: tuple[Source, ...]
-    """where each class comes from"""
-    seed: int = 0
-
-    @cached_property
-    def network(self) -> Network:
-        return Network(self.recipe.network, self.image_shape, len(self.class_names))
-
-    @torch.no_grad()
-    def probabilities(self, images: Tensor) -> Tensor:
-        """[N, classes] for images [N, C, H, W]: uint8 pixels, or floats as a network sees them (preprocessed)."""
-        if images.ndim != 4 or _shape(images) != self.image_shape:
-            shape = ", ".join(map(str, self.image_shape))
-            raise RecollectError(f"the images are {list(images.shape)}: this classifier sees [N, {shape}]")
-        if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise RecollectError(f"the images are {images.dtype}: give uint8 pixels, or floats that are preprocessed")
-        device, found = next(iter(self.params.values())).device, []
-        for some in images.split(MOST_JUDGED):
-            some = some.to(device)
-            seen = self.preprocess(some) if some.dtype == torch.uint8 else some.float()
-            found.append(self.network.logits(self.params, seen).softmax(1).cpu())
-        return torch.cat(found)
-
-    def classify(self, pictures: "Picture | Sequence[Picture]") -> list[Answer]:
-        """An answer for each picture, a file or a PIL image: it is resized, and made grey or coloured as the memories were."""
-        listed = list(pictures) if isinstance(pictures, Sequence) and not isinstance(pictures, str) else [pictures]
-        if not listed:
-            raise RecollectError("there is no picture to classify: give one")
-        read = [read_picture(picture, self.image_shape) for picture in listed]
-        answers = []
-        for row, (_, notice) in zip(self.probabilities(torch.stack([pixels for pixels, _ in read])), read, strict=True):
-            best = int(row.argmax())
-            each = dict(zip(self.class_names, row.tolist(), strict=True))
-            answers.append(Answer(self.class_names[best], float(row[best]), each, notice))
-        return answers
-
-    def split(self, *datasets: Images, on: On = "test") -> Split:
-        """The images of its classes in a split of datasets, labelled as the classifier numbers its classes.
-
-        A class is looked for in the dataset that its memory was made of, where that is given, and else in all.
-        """
-        return _split(self, datasets, on)
-
-    def confusion(self, data: "Split | Images") -> Tensor:
-        """How often a class (row) was taken for a class (column): [classes, classes]. A Split has this classifier's labels;
-        of Images the test split is read, matched by the classes' names."""
-        split, classes = self.split(data) if isinstance(data, Images) else data, len(self.class_names)
-        if len(split) == 0:
-            raise RecollectError("there are no images to test the classifier on: give some of its classes")
-        if not 0 <= int(split.labels.min()) <= int(split.labels.max()) < classes:
-            raise RecollectError(
-                f"the labels go from {int(split.labels.min())} to {int(split.labels.max())}: this classifier has "
-                f"0 to {classes - 1} (split() gives them)"
-            )
-        answers = self.probabilities(split.images).argmax(1)
-        return (split.labels.cpu() * classes + answers).bincount(minlength=classes**2).view(classes, classes)
-
-    def accuracy(self, data: "Split | Images") -> float:
-        """Share of images that are given their own class, in percent; of what, `confusion` says."""
-        counts = self.confusion(data)
-        return 100 * float(counts.trace()) / int(counts.sum())
-
-    def save(self, path: "Path | str") -> None:
-        """Write one .safetensors file, atomically, and beside it the whitening file that it needs, if any."""
-        path = Path(path)
-        tensors = {name: p.detach().cpu().contiguous() for name, p in self.params.items()}
-        header = _Header(
-            class_names=list(self.class_names),
-            image_shape=list(self.image_shape),
-            preprocessing=self.preprocess.to_json(),
-            recipe=to_json(self.recipe),
-            sources=[list(source) for source in self.sources],
-            seed=self.seed,
-            checksum=_checksum(tensors),
-            format=FORMAT,
-        )
-        self.preprocess.save_sidecar(path.parent)
-        written = json.dumps(asdict(header), sort_keys=True, allow_nan=False)
-        write_atomically(path, safetensors.torch.save(tensors, {KEY: written}))
-
-    @staticmethod
-    def load(path: "Path | str") -> "Classifier":
-        """Read a classifier. A damaged or foreign file gets a RecollectError; nothing in it is ever executed."""
-        path = Path(path)
-        try:
-            return Classifier._load(path)
-        except RecollectError as error:  # one line that names the file, whatever in it is wrong
-            text = str(error).replace("\n", " ")
-            raise RecollectError(text if str(path) in text else f"{path}: {text}") from None
-
-    @staticmethod
-    def _load(path: Path) -> "Classifier":
-        header, tensors = _read(path)
-        recipe = from_json(Recipe, header.recipe, f"{path}'s recipe")
-        channels, height, width = header.image_shape
-        shape = channels, height, width
-        if _shapes(path, recipe.network, shape, len(header.class_names)) != {n: t.shape for n, t in tensors.items()}:
-            raise _damaged(path, f"its tensors are not those of {recipe.network}")
-        if header.checksum != _checksum(tensors) or not all(t.isfinite().all() for t in tensors.values()):
-            raise _damaged(path, "its tensors do not match its checksum, or are not finite")
-        preprocess = Preprocess.from_json(header.preprocessing, path.parent)
-        if not preprocess.is_for(shape):
-            raise _damaged(path, f"its preprocessing is not for its images of {header.image_shape}")
-        sources = tuple(Source(*source) for source in header.sources)
-        return Classifier(recipe, tensors, tuple(header.class_names), shape, preprocess, sources, header.seed)
-
-
-def _split(of: Composition | Classifier, datasets: Sequence[Images], on: On) -> Split:
-    images, labels, taken = [], [], {}
-    for number, (shown, source) in enumerate(zip(of.class_names, of.sources, strict=True)):
-        for data in _homes(source, datasets):
-            if data.shape != of.image_shape:
-                a, b = ("x".join(map(str, shape)) for shape in (data.shape, of.image_shape))
-                raise RecollectError(f"{data.name} has images of {a}: this classifier sees {b}")
-            other = taken.setdefault((id(data), source.class_name), shown)
-            if other != shown:
-                raise RecollectError(
-                    f"{data.name} has one class '{source.class_name}' for both {other} and {shown}: give the datasets of both"
-                )
-            split = data.test if on == "test" else data.validation
-            images.append(split.images[split.labels == data.class_names.index(source.class_name)])
-            labels.append(torch.full((len(images[-1]),), number))
-    return Split(torch.cat(images), torch.cat(labels))
-
-
-def _homes(source: Source, datasets: Sequence[Images]) -> list[Images]:
-    """The datasets that have images of a class: its memory's own, where that is among them."""
-    homes = [data for data in datasets if data.name == source.dataset] or datasets
-    found = [data for data in homes if source.class_name in data.class_names]
-    if not found:
-        known = [name for data in homes for name in data.class_names]
-        raise unknown("class of the test data", source.class_name, known, "Add a dataset that has it (--test)")
-    return found
-
-
-def _shape(images: Tensor) -> Shape:
-    channels, height, width = images.shape[1:]
-    return channels, height, width
-
-
-def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
-    """A picture as uint8 pixels of this shape, and a word on what had to be done to it."""
-    is_file = isinstance(picture, str | Path)
-    name = str(picture) if is_file else str(getattr(picture, "filename", "") or "the picture")
-    if is_file and not os.path.isfile(picture):
-        raise RecollectError(f"{name} is not a file: give a PNG or JPEG file")
-    if shape[0] not in (1, 3):
-        raise RecollectError(f"{name} has 1 or 3 channels, and this classifier sees {shape[0]}: use probabilities()")
-    with parsing(f"{name}: not a picture, or a damaged one", "give a PNG or JPEG file"):
-        if is_file:
-            with Image.open(picture) as opened:
-                opened.load()
-        else:
-            opened = picture
-        pixels, notices = pictures._pixels(name, opened, None, None), _lost(opened)
-        if len(pixels) != shape[0]:
-            notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
-            pixels = pictures._pixels(name, opened, None, "RGB" if shape[0] == 3 else "L")
-    found = torch.from_numpy(pixels.copy())
-    if found.shape[1:] != shape[1:]:
-        notices.append(f"{found.shape[2]}x{found.shape[1]}, made {shape[2]}x{shape[1]}")
-        found = torch.nn.functional.interpolate(found[None], shape[1:], mode="bilinear", antialias=True)[0]
-    return found, "; ".join(notices)
-
-
-def _lost(picture: "Image.Image") -> list[str]:
-    """What a network that sees grey or RGB pixels of 8 bits will not see of it."""
-    if picture.mode.startswith("I"):
-        return ["of 16 bits, made 8"]
-    clear = picture.has_transparency_data and np.asarray(picture.convert("RGBA"))[..., 3].min() < 255
-    return ["transparent in parts, made opaque"] if clear else []
-
-
-# --- its file --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Header:
-    """The metadata of a classifier's file."""
-
-    class_names: list
-    image_shape: list
-    preprocessing: dict
-    recipe: dict
-    sources: list
-    seed: int
-    checksum: str
-    format: int
-
-
-def _read(path: Path) -> tuple[_Header, Params]:
-    """Header and tensors of a file, each of the right type."""
-    if not os.path.isfile(path):
-        raise RecollectError(f"classifier {path} does not exist: give a .safetensors file that compose has saved")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata, names = file.metadata() or {}, list(file.keys())
-            if KEY not in metadata:
-                raise _damaged(path, "a memory" if "recollect" in metadata else "without a classifier's header")
-            for name in names:
-                kind = file.get_slice(name).get_dtype()
-                if kind != "F32":
-                    raise _damaged(path, f"its tensor '{name}' is {kind}, not F32")
-            tensors = {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, f"not a whole .safetensors file: {error}") from None
-    return _parsed(path, metadata[KEY]), tensors
-
-
-def _parsed(path: Path, text: str) -> _Header:
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _damaged(path, "its header is not JSON") from None
-    version = raw.get("format") if isinstance(raw, dict) else None
-    if type(version) is int and version > FORMAT:
-        raise RecollectError(
-            f"{path} has classifier format {version}, and this recollect reads up to {FORMAT}: pip install -U recollect"
-        )
-    if type(version) is not int or version != FORMAT:
-        raise _damaged(path, f"its format is {version!r}, not {FORMAT}")
-    header = from_json(_Header, raw, path)
-    names, shape, sources = header.class_names, header.image_shape, header.sources
-    right = {
-        "class_names": all(type(name) is str for name in names) and len(set(names)) == len(names) > 0,
-        "image_shape": len(shape) == 3 and all(type(side) is int and 0 < side <= MOST_OPTION for side in shape),
-        "sources": len(sources) == len(names) and all(_is_source(source) for source in sources),
-    }
-    for name, is_right in right.items():
-        if not is_right:
-            raise _damaged(path, f"its '{name}' cannot be {str(getattr(header, name))[:60]!r}")
-    return header
-
-
-def _is_source(value: object) -> bool:
-    return isinstance(value, list) and len(value) == len(Source._fields) and all(type(item) is str for item in value)
-
-
-def _shapes(path: Path, network: str, shape: Shape, classes: int) -> dict[str, torch.Size]:
-    """Of the parameters that a network of this name has; none is made, whatever size a damaged file asks for."""
-    if any(int(number) > MOST_OPTION for number in re.findall(r"\d{1,99}", network)):
-        raise _damaged(path, f"its network is '{network[:60]}'")
-    with parsing(f"{path}: its network '{network[:60]}' cannot be made", "compose it again"), torch.device("meta"):
-        module = constructor(network)(shape, classes)
-    return {name: p.shape for name, p in module.named_parameters()}
-
-
-def _checksum(tensors: Params) -> str:
-    return sha256(*(tensors[name].numpy().tobytes() for name in sorted(tensors)))
-
-
-def _damaged(path: Path, why: str) -> RecollectError:
-    return RecollectError(f"{path} is damaged or not a classifier of recollect ({why}): compose it again")

@@ -1,17 +1,32 @@
 """Every choice in one place: frozen dataclasses from which the command line, the saved JSON and the Python call all come.
 
-Nothing here imports torch, so that `recollect --help` answers at once.
+What distillation and streams share (the size of a memory, the inner loop, the outer step) is one dataclass each, nested in both.
+Every setting has one name of its own, that of its flag: `inner_lr` on the command line, in files and in `changed` is
+`config.inner.lr` in code. Nothing here imports torch, so that `recollect --help` answers at once.
 """
 
 import dataclasses
 import typing
 from dataclasses import dataclass
+from functools import cache, reduce
 from types import UnionType
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from tyro.conf import OmitArgPrefixes, arg
 
 from recollect.errors import RecollectError, unknown
 
 T = TypeVar("T")
+
+
+def flag(name: str) -> Any:
+    """A setting that is not called as its field."""
+    return arg(name=name.replace("_", "-"), prefix_name=False)
+
+
+def group(title: str) -> Any:
+    """Settings under a heading of their own in the help."""
+    return OmitArgPrefixes[Annotated[Any, arg(name=title, prefix_name=False)]].__metadata__
 
 
 @dataclass(frozen=True)
@@ -19,100 +34,120 @@ class Recipe:
     """How a fresh network is trained on a recall: the paper's protocol."""
 
     network: str = "convnet"
-    """convnet, resnet12, alexnet or mlp, with options: convnet:width=64,depth=4"""
+    """network to train: convnet, resnet12, alexnet, mlp or lamaml, with options: convnet:width=64,depth=4"""
     epochs: int = 300
     """passes over the recalled images"""
     batch: int = 640
     """images a step"""
     lr: float = 0.01
-    """learning rate, constant"""
+    """learning rate of SGD, constant"""
     momentum: float = 0.9
-    """of SGD"""
+    """momentum of SGD"""
     augment: str = "none"
     """fresh for every image and step: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
 
 
 @dataclass(frozen=True)
-class DistillConfig:
-    """How a dataset becomes a memory (Algorithm 1). The defaults are the preset `fast`."""
+class Limits:
+    """What a distillation may spend: floats, outer steps, and images in each."""
 
     images_per_class: int = 1
     """the budget: as many floats as this many images of each class"""
+    precision: Literal["float32", "float16", "bfloat16"] = "float32"
+    """precision of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
+    outer_steps: int = 1000
+    """how often the memory is updated"""
+    classes_per_step: int | None = None
+    """labels sampled for each outer step. Default: all; with query images, 5"""
+    real_per_class: int = 200
+    """real images of each class in the outer loss (fewer where there are fewer)"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a memory is made of, and how it begins."""
+
     bases: int | None = None
     """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: as many as fit with one matrix
     for every 20 numbers of a base, and four or more"""
-    addressing: Literal["learned", "one-hot"] = "learned"
-    """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
     matrices: int | None = None
     """how many addressing matrices (r): images that each query recalls. Default: as many as the budget holds"""
-    query: Literal["labels", "images"] = "labels"
+    addressing: Literal["learned", "one-hot"] = "learned"
+    """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
+    downsample: int = 2
+    """bases are this much smaller than images on each side"""
+    init: Literal["kaiming", "xavier", "unit", "samples"] = "kaiming"
+    """how bases and addressing begin: Kaiming uniform (the paper), Xavier uniform (its code), such that recalls have variance 1
+    (unit), or such that they recall real samples as nearly as they can"""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What a memory is asked with."""
+
+    kind: Annotated[Literal["labels", "images"], flag("query")] = "labels"
     """what a memory is asked with: labels; or pictures, through an encoder that is trained with it"""
     shots: int = 5
     """pictures of each class that an outer step asks with (query images)"""
-    query_size: int = 64
+    size: Annotated[int, flag("query_size")] = 64
     """numbers that the encoder makes of a picture (query images)"""
-    query_form: Literal["unit", "chances"] = "unit"
+    form: Annotated[Literal["unit", "probabilities"], flag("query_form")] = "unit"
     """what pictures are asked with (query images). unit: each by itself, with its vector at length 1, as in the paper;
-    chances: all pictures of a class together, with the softmax of their mean"""
+    probabilities: all pictures of a class together, with the softmax of their mean"""
     encoder_lr: float = 0.001
-    """the encoder's learning rate (query images)"""
+    """learning rate of the encoder (query images)"""
     encoder_epochs: int = 0
     """passes over the training images in which the encoder first learns to name their classes (query images; its
     query_size must be as many or more)"""
     encoder_augment: str = "none"
-    """of the pictures it sees, in these passes and in outer steps: flip, crop, ... joined by + (query images)"""
-    downsample: int = 2
-    """bases are this much smaller than images on each side"""
-    precision: Literal["float32", "float16", "bfloat16"] = "float32"
-    """of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
-    init: Literal["kaiming", "xavier", "unit"] = "kaiming"
-    """of bases and addressing: Kaiming uniform (the paper), Xavier uniform (its code), or so that recalls have variance 1"""
-    start: str | None = None
-    """a memory of the same sizes to go on from (its file), instead of fresh bases and addressing. One that is asked with labels
-    can go on with query images, as chances"""
-    preprocess: Literal["auto", "normalise", "zca"] = "auto"
-    """per-channel normalisation, with or without ZCA whitening. Auto: ZCA for svhn, cifar10 and cifar100"""
-    network: str = "convnet"
-    """the inner network: convnet, resnet12, alexnet or mlp, with options: convnet:width=64,depth=4"""
+    """augmentation of the pictures that the encoder sees: flip, crop, ... joined by + (query images)"""
 
-    inner_steps: int = 60
+
+@dataclass(frozen=True)
+class InnerLoop:
+    """How a fresh network is trained on what is recalled, and how its trajectory is differentiated."""
+
+    network: str = "convnet"
+    """the inner network: convnet, resnet12, alexnet, mlp or lamaml, with options: convnet:width=64,depth=4"""
+    steps: Annotated[int, flag("inner_steps")] = 60
     """length of the unroll (T)"""
-    inner_per_class: int | None = None
+    per_class: Annotated[int | None, flag("inner_per_class")] = None
     """recalled images of each class that an inner step sees. Default: 10, or all where there are fewer"""
-    inner_optimiser: Literal["sgd", "adam"] = "sgd"
-    """of the inner loop"""
-    inner_lr: float = 0.01
-    """its learning rate (alpha_0)"""
-    inner_momentum: float = 0.9
-    """its momentum (beta_0)"""
+    optimiser: Annotated[Literal["sgd", "adam"], flag("inner_optimiser")] = "sgd"
+    """optimiser of the inner loop"""
+    lr: Annotated[float, flag("inner_lr")] = 0.01
+    """learning rate of the inner loop (alpha_0), and of networks that are trained on the memory"""
+    momentum: Annotated[float, flag("inner_momentum")] = 0.9
+    """momentum of the inner loop (beta_0), and of networks that are trained on the memory"""
     bridge: Literal["full", "forward-only", "none"] = "full"
     """whether the adjoint crosses steps through the momentum; none: no momentum at all"""
     window: int | None = 40
     """how many steps of the unroll the adjoint covers (None: all)"""
     window_place: Literal["late", "random"] = "random"
     """the window ends with the unroll, or the unroll ends at random, not before the window is full"""
-    classes_per_step: int | None = None
-    """labels sampled for each outer step (None: all; with query images, 5)"""
     networks_per_step: int = 1
     """fresh inner networks for each outer step, their gradients averaged"""
     augment: str = "none"
-    """any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    """augmentation of recalled images: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
     augment_scope: Literal["sample", "outer"] = "sample"
     """fresh for every recalled image and inner step; or one transform with one parameter for all images, recalled and
     real, of an outer step"""
 
-    outer_steps: int = 1000
-    """how often the memory is updated"""
-    outer_optimiser: Literal["adam", "sgd"] = "adam"
-    """of the memory"""
-    outer_lr: float = 0.03
-    """its learning rate (alpha_1)"""
-    outer_momentum: float = 0.9
-    """momentum of SGD, first decay rate of Adam (beta_1)"""
-    outer_schedule: Literal["cosine", "constant"] = "cosine"
-    """of the learning rate over the outer steps"""
-    real_per_class: int = 200
-    """real images of each class in the outer loss (fewer where there are fewer)"""
+
+@dataclass(frozen=True)
+class OuterStep:
+    """What drives the memory, and how it is updated."""
+
+    objective: Literal["unrolled"] = "unrolled"
+    """what drives the memory. unrolled: the loss of networks that were trained on the recall (the paper)"""
+    optimiser: Annotated[Literal["adam", "sgd"], flag("outer_optimiser")] = "adam"
+    """optimiser of the memory"""
+    lr: Annotated[float, flag("outer_lr")] = 0.03
+    """learning rate of the memory (alpha_1)"""
+    momentum: Annotated[float, flag("outer_momentum")] = 0.9
+    """momentum of SGD, or first decay rate of Adam, for the memory (beta_1)"""
+    schedule: Annotated[Literal["cosine", "constant"], flag("outer_schedule")] = "cosine"
+    """schedule of the memory's learning rate over the outer steps"""
     clip_running: float = 2.0
     """clip the outer gradient at this many times the running mean of its norm, and skip one of 20 times, which comes from
     an inner loop that diverged (0: do neither)"""
@@ -121,12 +156,22 @@ class DistillConfig:
     ema: float = 0.99
     """decay of the average of the memory that is saved (0: save the memory itself)"""
 
+
+@dataclass(frozen=True)
+class Running:
+    """Where a distillation starts from, runs, and what it keeps."""
+
+    start: str | None = None
+    """a memory of the same sizes to go on from (its file), instead of fresh bases and addressing. One that is asked with labels
+    can go on with query images, as probabilities"""
+    preprocess: Literal["auto", "normalise", "zca"] = "auto"
+    """per-channel normalisation, with or without ZCA whitening. Auto: ZCA for svhn, cifar10 and cifar100"""
     use_validation: bool = False
     """distil the validation split too: for a final run, when nothing is left to choose"""
     seed: int = 0
-    """of everything random"""
+    """seed of everything random"""
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one"""
+    """device that computes: cpu, cuda, or auto: cuda where there is one"""
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
     """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet and lamaml, TF32 for others"""
     compile: bool = False
@@ -138,7 +183,105 @@ class DistillConfig:
     """also keep the memory as it is after every so many outer steps, in the run's folder (0: only at the end)"""
 
 
-PAPER = DistillConfig(
+@dataclass(frozen=True)
+class DistillConfig:
+    """How a dataset becomes a memory (Algorithm 1). The defaults are the preset `fast`."""
+
+    budget: Annotated[Limits, *group("budget")] = Limits()
+    memory: Annotated[Sizes, *group("memory")] = Sizes()
+    query: Annotated[Asking, *group("query")] = Asking()
+    inner: Annotated[InnerLoop, *group("inner loop")] = InnerLoop()
+    outer: Annotated[OuterStep, *group("outer step")] = OuterStep()
+    run: Annotated[Running, *group("run")] = Running()
+
+
+# --- settings by name ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def settings(kind: type) -> dict[str, tuple[tuple[str, ...], Any]]:
+    """Name -> where it stands (fields, from the outermost in) and its type; of all settings of a dataclass."""
+    found: dict[str, tuple[tuple[str, ...], Any]] = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        plain, *extras = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        if dataclasses.is_dataclass(plain):
+            found |= {leaf: ((name, *path), type_) for leaf, (path, type_) in settings(typing.cast(type, plain)).items()}
+        else:
+            called = next((extra.name for extra in extras if getattr(extra, "name", None)), name)
+            found[called.replace("-", "_")] = ((name,), plain)
+    return found
+
+
+def changed(config: T, **values: Any) -> T:
+    """The same with other settings, each by its own name: changed(config, inner_lr=0.05, outer_steps=200)."""
+    known = settings(type(config))
+    deeper: dict[str, dict[str, Any]] = {}
+    own: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise unknown("setting", name, known)
+        field, *rest = known[name][0]
+        if rest:
+            deeper.setdefault(field, {})[name] = value
+        else:
+            own[field] = value
+    own |= {field: changed(getattr(config, field), **some) for field, some in deeper.items()}
+    return dataclasses.replace(typing.cast(Any, config), **own)
+
+
+def setting(config: Any, name: str) -> Any:
+    """One setting by its name."""
+    return reduce(getattr, settings(type(config))[name][0], config)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """All settings by their names."""
+    return {name: setting(config, name) for name in settings(type(config))}
+
+
+RENAMED = {"rival_lr": "baseline_lr", "rival_replay": "baseline_replay"}
+"""settings of 0.1 that have another name now"""
+REWORDED = {("query_form", "chances"): "probabilities"}
+"""their values"""
+
+
+def renewed(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings that 0.1 may have written, in today's names and words."""
+    values = {RENAMED.get(name, name): value for name, value in values.items()}
+    return {n: REWORDED.get((n, value), value) if isinstance(value, str) else value for n, value in values.items()}
+
+
+def from_json(kind: type[T], values: dict[str, Any], where: object) -> T:
+    """The dataclass that `to_json` wrote, or 0.1. An unknown or ill-typed setting is an error that names it; one that is missing
+    is younger than what was written, and has its default."""
+    known = settings(kind)
+    values = renewed(values)
+    for name, value in values.items():
+        if name not in known:
+            raise unknown(f"setting in {where}", name, known)
+        if not _fits(value, known[name][1]):
+            raise RecollectError(f"{where}: {name} cannot be {value!r}")
+    path_of = {name: path for name, (path, _) in known.items()}
+    if all(len(path) == 1 for path in path_of.values()):  # one that is not nested may have fields without defaults
+        return kind(**{path_of[name][0]: value for name, value in values.items()})
+    return changed(kind(), **values)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    if typing.get_origin(hint) is Literal:
+        return value in typing.get_args(hint)
+    if isinstance(hint, UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
+
+
+# --- presets and checks --------------------------------------------------------------------------------------------------
+
+
+PAPER = changed(
+    DistillConfig(),
     inner_steps=150,
     inner_per_class=32,
     window=None,
@@ -158,60 +301,41 @@ PAPER = DistillConfig(
 PRESETS = {"fast": DistillConfig(), "paper": PAPER}
 
 
-def preset(name: str) -> DistillConfig:
-    """A named DistillConfig: "fast" (the default) or "paper"."""
+def preset(name: str, **values: Any) -> DistillConfig:
+    """A named DistillConfig, "fast" (the default) or "paper", with other settings by their names:
+    preset("fast", images_per_class=10, outer_steps=200)."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    return PRESETS[name]
+    return changed(PRESETS[name], **values)
 
 
-def check(config: DistillConfig) -> None:
-    """Refuse numbers that cannot be meant."""
-    least = {
-        "images_per_class": 1, "bases": 1, "matrices": 1, "shots": 1, "query_size": 2, "encoder_epochs": 0,
-        "downsample": 1, "inner_steps": 1,
-        "inner_per_class": 1, "window": 1, "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1,
-        "real_per_class": 1, "seed": 0, "inner_momentum": 0, "outer_momentum": 0, "clip_running": 0, "clip_norm": 0, "ema": 0,
-        "checkpoint_seconds": 0, "keep_every": 0,
-    }  # fmt: skip
-    for name, low in least.items():
-        value = getattr(config, name)
-        if value is not None and not low <= value < float("inf"):  # which NaN is not, either
-            raise RecollectError(f"{name} is {value}: give {low} or more")
-    for name in ("inner_lr", "outer_lr", "encoder_lr"):
-        if not 0 < getattr(config, name) <= 1e6:
-            raise RecollectError(f"{name} is {getattr(config, name)}: give a number above 0, such as 0.01")
-    for name in ("inner_momentum", "outer_momentum", "ema"):
-        if getattr(config, name) >= 1:
-            raise RecollectError(f"{name} is {getattr(config, name)}: give a number from 0 to below 1")
-    if config.window is not None and config.window > config.inner_steps:
-        raise RecollectError(
-            f"window is {config.window} in an unroll of {config.inner_steps} inner_steps: give at most {config.inner_steps}"
-        )
+LEAST = {
+    "images_per_class": 1, "bases": 1, "matrices": 1, "shots": 1, "query_size": 2, "encoder_epochs": 0, "downsample": 1,
+    "inner_steps": 1, "inner_per_class": 1, "window": 1, "classes_per_step": 1, "networks_per_step": 1, "outer_steps": 1,
+    "real_per_class": 1, "seed": 0, "clip_running": 0, "clip_norm": 0, "checkpoint_seconds": 0, "keep_every": 0,
+    "tasks": 1, "per_task": 0, "classes_per_task": 1, "batch": 1, "buffer": 1, "outer_per_batch": 0, "replay": 0,
+    "test_steps": 1, "glances": 1, "baseline_replay": 0, "agem_reference": 1, "data_batch": 1, "gdumb_epochs": 1,
+    "all_epochs": 1, "ewc_strength": 0, "kept_downsample": 1,
+}  # fmt: skip
+"""of every setting that is counted or may be 0"""
+RATES = ("inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
+DECAYS = ("inner_momentum", "outer_momentum", "ema")
 
 
-def to_json(config: Any) -> dict[str, Any]:
-    return dataclasses.asdict(config)
-
-
-def from_json(kind: type[T], values: dict[str, Any], where: object) -> T:
-    """The dataclass that `to_json` wrote. An unknown or ill-typed field is an error that names it; one that is missing is
-    younger than what was written, and has its default."""
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            raise unknown(f"setting in {where}", name, hints)
-    for name, value in values.items():
-        if not _fits(value, hints[name]):
-            raise RecollectError(f"{where}: {name} cannot be {value!r}")
-    return kind(**values)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint)
-    if isinstance(hint, UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+def check(config: Any) -> None:
+    """Refuse values that cannot be meant."""
+    for name, (_, hint) in settings(type(config)).items():
+        value: Any = setting(config, name)
+        if value is None:
+            continue
+        if name in LEAST and not LEAST[name] <= value < float("inf"):  # which NaN is not, either
+            raise RecollectError(f"{name} is {value}: give {LEAST[name]} or more")
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            raise unknown(name, value, typing.get_args(hint))
+        if name in RATES and not 0 < value <= 1e6:
+            raise RecollectError(f"{name} is {value}: give a number above 0, such as 0.01, and not beyond 1e6")
+        if name in DECAYS and not 0 <= value < 1:
+            raise RecollectError(f"{name} is {value}: give a number from 0 to below 1")
+    window, steps = config.inner.window, config.inner.steps
+    if window is not None and window > steps:
+        raise RecollectError(f"window is {window} in an unroll of {steps} inner_steps: give at most {steps}")

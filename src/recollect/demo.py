@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from recollect.config import DistillConfig
+from recollect.config import DistillConfig, changed, preset
 from recollect.data import load
 from recollect.distillation import distill
 from recollect.evaluation import Evaluation, evaluate, full_data, memory_recipe, random_real
@@ -13,7 +13,8 @@ from recollect.memory import Memory
 from recollect.runs import Run
 from recollect.show import figures, report, terminal
 
-CONFIG = DistillConfig(
+CONFIG = preset(
+    "fast",
     bases=7,
     downsample=1,
     init="unit",
@@ -27,7 +28,7 @@ CONFIG = DistillConfig(
     real_per_class=100,
 )
 """Chosen on the validation split of the digits (docs/recipe.md). At 8x8 there is nothing to gain from smaller bases."""
-PER_CLASS = replace(CONFIG, addressing="one-hot", bases=None)
+PER_CLASS = changed(CONFIG, addressing="one-hot", bases=None)
 """Vanilla BPTT: the same floats and steps, spent on one plain image per class."""
 FULL_EPOCHS, FULL_BATCH = 20, 64  # all the data needs fewer passes over more images
 
@@ -63,5 +64,5 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
 
 
 def _distilled(name: str, config: DistillConfig, folder: Path, quiet: bool) -> Memory:
-    with terminal.steps(name, config.outer_steps, quiet) as progress:
+    with terminal.steps(name, config.budget.outer_steps, quiet) as progress:
         return distill(load("digits"), config, run=folder, data={"name": "digits"}, progress=progress)

@@ -7,30 +7,25 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
-from torch import Tensor
 
 from recollect import fast
 from recollect.config import Recipe, from_json
-from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision
-from recollect.fast.train import batches
-from recollect.fast.train import train as train_captured
 from recollect.memory import Memory
-from recollect.nets import Constructor, Network, Params, threads_for
+from recollect.nets import Constructor, Network
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import Part, Progress, accuracy, train
 
 On = Literal["test", "validation"]
-Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
 
 
 class Options(TypedDict, total=False):
@@ -42,6 +37,7 @@ class Options(TypedDict, total=False):
     seed: int
     device: str
     compute: Compute
+    progress: Callable[[Progress], None] | None
 
 
 @dataclass(frozen=True)
@@ -85,26 +81,18 @@ class Evaluation:
 
 
 def evaluate(
-    memory: Memory,
-    images: Images,
-    *,
-    recipe: Recipe | None = None,
-    network: Constructor | None = None,
-    networks: int = 20,
-    on: On = "test",
-    seed: int = 0,
-    device: str = "auto",
-    compute: Compute = "auto",
-    name: str = "memory",
+    memory: Memory, images: Images, *, recipe: Recipe | None = None, name: str = "memory", **options: Unpack[Options]
 ) -> Evaluation:
     """Train fresh networks on all that a memory recalls, and read their accuracy on a split of its dataset.
 
     Arguments:
         recipe: how to train; None is the recipe in the memory's header.
         network: a function (image shape, classes) -> nn.Module instead of the recipe's named network.
-        networks: how many.
+        networks: how many; 20 by default.
         on: "test", or "validation" for anything that will be chosen by it.
+        seed, device: 0 and "auto" by default.
         compute: precision of the arithmetic on a GPU: "tf32", "fp32" or "bf16"; "auto" is TF32.
+        progress: told how far the training is.
     """
     if set(memory.class_names) < set(images.class_names):
         images = images.only(memory.class_names)
@@ -113,7 +101,6 @@ def evaluate(
             f"the memory is of {memory.header.dataset} ({len(memory.class_names)} classes of {list(memory.image_shape)}), "
             f"the data is {images.name} ({images.classes} classes of {list(images.shape)}): give the memory's own dataset"
         )
-    options = Options(network=network, networks=networks, on=on, seed=seed, device=device, compute=compute)
     recipe, recalled = recipe or memory_recipe(memory), memory.recall()
     return _measure(name, lambda *_: recalled, images, memory.preprocess(images), recipe, **options)
 
@@ -122,9 +109,7 @@ def memory_recipe(memory: Memory) -> Recipe:
     return from_json(Recipe, memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
 
 
-def random_real(
-    images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]
-) -> Evaluation:
+def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
     device = find_device(options.get("device", "auto"))
 
@@ -160,8 +145,9 @@ def _measure(
     seed: int = 0,
     device: str = "auto",
     compute: Compute = "auto",
+    progress: Callable[[Progress], None] | None = None,
 ) -> Evaluation:
-    """Train on source(seed, number) and judge: side by side where that is faster, else one after another."""
+    """Train one network on each source(seed, number), and judge it."""
     if networks < 1:
         raise RecollectError(f"number of networks is {networks}: give 1 or more")
     if on not in ("test", "validation"):
@@ -172,102 +158,18 @@ def _measure(
     split = images.test if on == "test" else images.validation
     judged = preprocess.on(device, split.images), split.labels.to(device)
     _, used = fast.passes(net, device, compute, half=False)
-    group = 1 if net.convolves and device == "cpu" else networks  # one fills it
-    values: list[float] = []
-    for first in range(0, networks, group):
-        numbers = range(first, min(first + group, networks))
-        parts = [source(seed, number) for number in numbers]
-        seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
-        trained = train(net, parts, recipe, seeds, device, compute)
-        with precision(used) if device.startswith("cuda") else nullcontext():
-            values += [100 * accuracy(net, params, *judged) for params in trained]
+    parts = [source(seed, number) for number in range(networks)]
+    seeds = [network_seed(seed, Purpose.NETWORK, number) for number in range(networks)]
+    trained = train(net, parts, recipe, seeds, device, compute, progress)
+    with precision(used):
+        values = tuple(100 * accuracy(net, params, *judged) for params in trained)
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
-    return Evaluation(name, shown, tuple(values), on, protocol(recipe, networks), time.perf_counter() - began)
+    return Evaluation(name, shown, values, on, protocol(recipe, networks), time.perf_counter() - began)
 
 
 def protocol(recipe: Recipe, networks: int) -> str:
     text = f"{networks} networks, {recipe.epochs} epochs, batch {recipe.batch}, SGD {recipe.lr:g}, momentum {recipe.momentum:g}"
     return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
-
-
-def train(
-    network: Network,
-    parts: list[Part],
-    recipe: Recipe,
-    seeds: list[int],
-    device: str = "cpu",
-    compute: Compute = "auto",
-    watch: Callable[[float], None] | None = None,
-) -> list[Params]:
-    """One network for each part, by SGD with momentum from fresh parameters; the same ones whether alone or together.
-
-    `watch` is told the loss of every step, and may raise to end it: then they come one after another, uncaptured.
-    """
-    _check(recipe)
-    if device.startswith("cuda") and not watch:
-        flat, used = fast.passes(network, device, compute, half=False)
-        with torch.cuda.device(device):
-            return train_captured(flat, parts, recipe, seeds, device, used)
-    with threads_for(network):
-        if len(parts) > 1 and not watch:
-            return _train_together(network, parts, recipe, seeds)
-        return [_train_one(network, part, recipe, seed, device, watch) for part, seed in zip(parts, seeds, strict=True)]
-
-
-def _check(recipe: Recipe) -> None:
-    for name in ("epochs", "batch"):
-        if getattr(recipe, name) < 1:
-            raise RecollectError(f"{name} is {getattr(recipe, name)}: give 1 or more")
-    if not recipe.lr > 0:
-        raise RecollectError(f"lr is {recipe.lr}: give a number above 0")
-
-
-def _train_one(
-    network: Network,
-    part: Part,
-    recipe: Recipe,
-    seed: int,
-    device: str = "cpu",
-    watch: Callable[[float], None] | None = None,
-) -> Params:
-    images, labels = part[0].to(device), part[1].to(device)
-    params = {name: p.requires_grad_() for name, p in network.fresh(seed, device).items()}
-    optimiser = torch.optim.SGD(list(params.values()), lr=recipe.lr, momentum=recipe.momentum)
-    for rows, drawn in batches(len(labels), recipe, seeded(seed, Purpose.STEPS)):
-        optimiser.zero_grad()
-        loss = network.loss(params, augment.apply(images[rows], drawn), labels[rows])
-        loss.backward()
-        optimiser.step()
-        if watch:
-            watch(float(loss.detach()))
-    return {name: p.detach() for name, p in params.items()}
-
-
-def _train_together(network: Network, parts: list[Part], recipe: Recipe, seeds: list[int]) -> list[Params]:
-    """All networks in one batched step; each has its own images, order and augmentation."""
-    images = torch.stack([part[0] for part in parts])  # [n, N, C, H, W]
-    labels = torch.stack([part[1] for part in parts])
-    flat = fast.any_network(network)
-    theta = torch.stack([flat.pack(network.fresh(seed)) for seed in seeds])
-    speed = torch.zeros_like(theta)
-    which = torch.arange(len(parts))[:, None]
-    for steps in zip(*(batches(labels.shape[1], recipe, seeded(seed, Purpose.STEPS)) for seed in seeds), strict=True):
-        rows = torch.stack([rows for rows, _ in steps])
-        batch = torch.stack([augment.apply(x, drawn) for x, (_, drawn) in zip(images[which, rows], steps, strict=True)])
-        speed.mul_(recipe.momentum).add_(flat.gradients(theta, batch, labels[which, rows]))
-        theta.sub_(recipe.lr * speed)
-    return [flat.unpack(vector, {}) for vector in theta]
-
-
-@torch.no_grad()
-def accuracy(network: Network, params: Params, images: Tensor, labels: Tensor) -> float:
-    """Share of images whose highest logit is their label's."""
-    right = 0
-    for batch, truth in zip(images.split(2048), labels.split(2048), strict=True):
-        if batch.is_cuda:
-            batch = batch.contiguous(memory_format=torch.channels_last)
-        right += int((network.logits(params, batch).argmax(1) == truth).sum())
-    return right / len(labels)
 
 
 def across(memory: Memory, images: Images, architectures: list[str], **options: Any) -> list[Evaluation]:

@@ -8,17 +8,23 @@ asked with pictures;
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from recollect.errors import RecollectError
+from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
+from recollect.tensorfile import Kind, TensorInfo
 
-FORMAT = 1
+MEMORY = Kind("memory", "recollect", "recollect's", 1, "fetch or distil it again")
+_damaged = MEMORY.damaged
 MAX_SIDE, MAX_NUMBERS = 65536, 2**26  # of an image: a header that asks for more is damaged
+
+
+def smaller(shape: tuple[int, int, int], times: int) -> tuple[int, int, int]:
+    """The shape of images that are so much smaller on each side, rounded up."""
+    channels, height, width = shape
+    return channels, -(-height // times), -(-width // times)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Header:
     addressing: str = "learned"
     """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
     query: dict[str, Any] = field(default_factory=dict)
-    """of a memory that is asked with pictures: its encoder's network, the size and form of a query vector, ways and shots"""
+    """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
     budget: dict[str, Any] = field(default_factory=dict)
@@ -47,13 +53,19 @@ class Header:
     """measured: network, mean, deviation, n, on what, by which protocol"""
     checksum: str = ""
     """SHA-256 of the tensors' bytes, bases first"""
-    format: int = FORMAT
+    format: int = MEMORY.format
 
     @property
     def base_shape(self) -> tuple[int, int, int]:
         """[c, h, w] of a base"""
         channels, height, width = self.image_shape
-        return channels, -(-height // self.downsample), -(-width // self.downsample)
+        return smaller((channels, height, width), self.downsample)
+
+    @property
+    def asked(self) -> Labels | Pictures | Vectors:
+        """The kind of its queries."""
+        channels, height, width = self.image_shape
+        return stated(self.query, (channels, height, width), len(self.class_names))
 
     def to_json(self) -> str:
         try:
@@ -64,19 +76,7 @@ class Header:
 
 def parse(text: str, where: object) -> Header:
     """The header in `text`, every field of the right type and size."""
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raise _damaged(where, "its header is not JSON") from None
-    if not isinstance(raw, dict):
-        raise _damaged(where, "its header is not a JSON object")
-    version = raw.get("format")
-    if isinstance(version, int) and version > FORMAT:
-        raise RecollectError(
-            f"{where} has memory format {version}, and this recollect reads up to {FORMAT}: update it (pip install -U recollect)"
-        )
-    if type(version) is not int or version != FORMAT:
-        raise _damaged(where, f"its format is {version!r}, not {FORMAT}")
+    raw = MEMORY.parse(text, where)
     known = {f.name for f in fields(Header)}
     try:
         header = Header(**{name: value for name, value in raw.items() if name in known})
@@ -100,25 +100,12 @@ def _check(header: Header, where: object) -> None:
         "addressing": header.addressing not in ("learned", "one-hot"),
         "accuracy": not _list_of(header.accuracy, dict),
         "checksum": not isinstance(header.checksum, str),
-        "query": not _is_query(header.query),
+        "query": not is_valid(header.query),
     }
-    wrong |= {
-        name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")
-    }
+    wrong |= {name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")}
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
-
-
-def _is_query(query: object) -> bool:
-    """Empty for labels; else an encoder's name, three numbers, and a form that older files do not have."""
-    if query == {}:
-        return True
-    if not isinstance(query, dict) or not isinstance(query.get("encoder"), str):
-        return False
-    if query.get("form", "unit") not in ("unit", "chances"):
-        return False
-    return all(type(query.get(name)) is int and 0 < query[name] <= MAX_SIDE for name in ("size", "ways", "shots"))
 
 
 def _fits(shape: list[int]) -> bool:
@@ -129,36 +116,10 @@ def _list_of(value: object, kind: type) -> bool:
     return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
-def _damaged(where: object, why: str) -> RecollectError:
-    return RecollectError(f"{where} is damaged or not a memory of recollect ({why}): fetch or distil it again")
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Shape and type of a tensor in a file."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    """as safetensors writes it: F32, F16, BF16, U8"""
-
-
 def read_header(path: "Path | str") -> tuple[Header, dict[str, TensorInfo]]:
     """Header and tensor shapes of a memory file, checked against each other. Loads neither tensors nor torch."""
-    path = Path(path)
-    if not os.path.isfile(path):  # false, where Path.is_file raises, for a name that is too long
-        raise RecollectError(
-            f"memory file {path} does not exist: give the path of a .safetensors file that recollect wrote"
-        )
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            tensors = {name: TensorInfo(tuple(s.get_shape()), str(s.get_dtype())) for name, s in slices.items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(path, f"not a whole .safetensors file: {error}") from None
-    if "recollect" not in metadata:
-        raise _damaged(path, "a .safetensors file without recollect's header")
-    header = parse(metadata["recollect"], path)
+    text, tensors = MEMORY.read(path := Path(path))
+    header = parse(text, path)
     check_tensors(header, tensors, path)
     return header, tensors
 
@@ -177,12 +138,7 @@ def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object)
         raise _damaged(where, f"its bases are {list(bases[1:])} where the header tells {list(header.base_shape)}")
     if addressing[2] != bases[0]:
         raise _damaged(where, f"its addressing is for {addressing[2]} bases, and it has {bases[0]}")
-    if header.query:
-        if addressing[1] != header.query["size"]:
-            raise _damaged(
-                where, f"its addressing takes {addressing[1]} numbers, its encoder gives {header.query['size']}"
-            )
-    elif addressing[1] != len(header.class_names):
-        raise _damaged(
-            where, f"its addressing is for {addressing[1]} classes, and the header names {len(header.class_names)}"
-        )
+    if addressing[1] != header.asked.size:
+        gives = "its encoder gives" if header.query else "the header names"
+        what = "numbers" if header.query else "classes"
+        raise _damaged(where, f"its addressing is for {addressing[1]} {what}, and {gives} {header.asked.size}")

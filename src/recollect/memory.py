@@ -3,24 +3,26 @@
 Recall is linear in the bases and in the addressing: x'_i = y^T A_i B, then bilinear upsampling to the image size.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
-from recollect.files import sha256, write_atomically
-from recollect.header import Header, TensorInfo, check_tensors, parse, read_header
+from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
+from recollect.queries import Labels, Pictures, Vectors
+from recollect.tensorfile import TensorInfo, checksum, plain
 
 if TYPE_CHECKING:
     from recollect.data.images import Images
     from recollect.data.preprocess import Preprocess
-    from recollect.nets import Network, Params
+    from recollect.nets import Params
 
 Precision = Literal["float32", "float16", "bfloat16"]
 ENCODER = "encoder."  # what the names of its tensors begin with
@@ -46,23 +48,22 @@ class Budget:
     precision: Precision = "float32"
     query_size: int | None = None
     """d_y: numbers in a query vector, where it is not one for each class"""
+    share: int | None = None
+    """floats, where they are not those of whole images of each class: a task's share of a buffer"""
+    called: str = ""
+    """what that share is called"""
 
     def __post_init__(self) -> None:
         if self.images_per_class < 1:
             raise RecollectError(f"images per class is {self.images_per_class}: give 1 or more")
-        if self.downsample < 1 or self.downsample > min(self.image_shape[1:]):
-            raise RecollectError(
-                f"downsample is {self.downsample} for images of {self.image_shape[1]}x{self.image_shape[2]}: "
-                f"give 1 to {min(self.image_shape[1:])}"
-            )
+        check_smaller(self.image_shape, self.downsample, "downsample")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
 
     @property
     def floats(self) -> int:
         """N C c H W: the right-hand side of eqn 4."""
-        channels, height, width = self.image_shape
-        return self.images_per_class * self.classes * channels * height * width
+        return self.share or self.images_per_class * self.classes * math.prod(self.image_shape)
 
     @property
     def numbers(self) -> int:
@@ -72,13 +73,11 @@ class Budget:
     @property
     def base_shape(self) -> tuple[int, int, int]:
         """(c, h, w) of a base"""
-        channels, height, width = self.image_shape
-        return channels, -(-height // self.downsample), -(-width // self.downsample)
+        return smaller(self.image_shape, self.downsample)
 
     @property
     def base_numbers(self) -> int:
-        channels, height, width = self.base_shape
-        return channels * height * width
+        return math.prod(self.base_shape)
 
     @property
     def query_numbers(self) -> int:
@@ -87,7 +86,7 @@ class Budget:
     @property
     def name(self) -> str:
         """As it stands in tables: the default counts floats as the paper does, any other says what it is."""
-        images = f"{self.images_per_class} image{'s' if self.images_per_class > 1 else ''} per class"
+        images = self.called or f"{self.images_per_class} image{'s' if self.images_per_class > 1 else ''} per class"
         return images if self.precision == "float32" else f"{images} ({self.precision})"
 
     def matrices(self, bases: int) -> int:
@@ -99,7 +98,7 @@ class Budget:
         if r < 1:
             raise RecollectError(
                 f"{bases} bases do not fit {self.name} ({self.numbers:,} numbers): at most {most} bases leave room for "
-                f"one addressing matrix; take fewer bases, more images per class, or a larger downsample"
+                f"one addressing matrix; take fewer bases, {self._more}, or a larger downsample"
             )
         return r
 
@@ -111,23 +110,44 @@ class Budget:
         if k < 1:
             raise RecollectError(
                 f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base: "
-                "take fewer matrices or more images per class"
+                f"take fewer matrices or {self._more}"
             )
         return k
 
+    @property
+    def _more(self) -> str:
+        return "a larger buffer" if self.share else "more images per class"
+
     def default_bases(self) -> int:
-        """For 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. `select` finds better."""
-        return usual_bases(self.numbers, self.base_numbers, self.query_numbers) or self.bases(1)
+        """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more: for 1 image per class
+        27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for."""
+        usual = self.numbers // (self.base_numbers + max(4, self.base_numbers // 20) * self.query_numbers)
+        return usual or self.bases(1)
 
     def per_class(self) -> int:
         """How many images of each class fit without learned addressing (K = N', one-hot A)."""
         return self.numbers // (self.classes * self.base_numbers)
 
+    def sizes(self, wanted: Sizes) -> tuple[int, int]:
+        """Bases, and images that each query recalls: as wanted, where that fits, and else as many as fit."""
+        if wanted.addressing == "one-hot":
+            bases = self.per_class() * self.classes
+            if wanted.bases not in (None, bases):
+                raise RecollectError(f"bases is {wanted.bases}, but one-hot addressing has {bases} here: leave it out")
+            if not bases:
+                raise RecollectError(f"one-hot addressing needs an image of each class, more than {self.name}: give {self._more}")
+            return bases, self.per_class()
+        bases = wanted.bases or (self.bases(wanted.matrices) if wanted.matrices else self.default_bases())
+        most = self.matrices(bases)
+        if wanted.matrices is not None and wanted.matrices > most:
+            raise RecollectError(f"matrices is {wanted.matrices}, but only {most} fit beside {bases} bases: give fewer of either")
+        return bases, wanted.matrices or most
 
-def usual_bases(numbers: int, base_numbers: int, query_numbers: int) -> int:
-    """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more; 0 where none does. A rule
-    through the few points where it was looked for (docs/recipe.md)."""
-    return numbers // (base_numbers + max(4, base_numbers // 20) * query_numbers)
+
+def check_smaller(shape: tuple[int, int, int], times: int, name: str) -> None:
+    """Refuse images that would be smaller than a pixel."""
+    if not 1 <= times <= min(shape[1:]):
+        raise RecollectError(f"{name} is {times} for images of {shape[1]}x{shape[2]}: give 1 to {min(shape[1:])}")
 
 
 def recall(bases: Tensor, addressing: Tensor, queries: Tensor, size: tuple[int, int]) -> Tensor:
@@ -193,6 +213,11 @@ class Memory:
         return f"Memory({self.name}: {len(self.class_names)} classes of {'x'.join(map(str, self.image_shape))}; {kept})"
 
     @property
+    def asked(self) -> Labels | Pictures | Vectors:
+        """What it is asked with."""
+        return self.header.asked
+
+    @property
     def class_names(self) -> tuple[str, ...]:
         return tuple(self.header.class_names)
 
@@ -217,17 +242,19 @@ class Memory:
 
     def queries(self, query: Query = None) -> Tensor:
         """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
-        classes = self.addressing.shape[1]
+        size = self.addressing.shape[1]
         if isinstance(query, Tensor) and query.is_floating_point():
-            if query.ndim != 2 or query.shape[1] != classes or len(query) == 0:
-                raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {classes}], one row a query")
+            if query.ndim != 2 or query.shape[1] != size or len(query) == 0:
+                raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {size}], one row a query")
             return query.float()
-        return torch.nn.functional.one_hot(self.labels(query), classes).float()
+        return torch.nn.functional.one_hot(self.labels(query), size).float()
 
     def labels(self, query: Query = None) -> Tensor:
         """The class numbers [Q] that a query of labels or names stands for."""
-        if self.header.query:
+        if isinstance(self.asked, Pictures):
             raise RecollectError(f"{self.name} is asked with pictures, not with labels: use ask (recollect ask)")
+        if isinstance(self.asked, Vectors):
+            raise RecollectError(f"{self.name} is asked with vectors ({self.asked.kind}): give floats [Q, {self.asked.size}]")
         if query is None:
             return torch.arange(len(self.class_names))
         if isinstance(query, Tensor):
@@ -261,14 +288,9 @@ class Memory:
     def encode(self, images: Tensor) -> Tensor:
         """The query vectors of pictures [N, C, H, W] of one class, prepared as a network sees them: [N, d_y], or [1, d_y]
         of a memory that is asked with all of them together."""
-        if not self.header.query:
+        if not isinstance(self.asked, Pictures):
             raise RecollectError(f"{self.name} is asked with labels, not with pictures: name its classes")
-        return encode(
-            encoder_network(self.header.query["encoder"], self.image_shape, self.header.query["size"]),
-            self.encoder,
-            images[None],
-            self.header.query.get("form", "unit"),
-        )
+        return self.asked.vectors(self.encoder, torch.arange(1), images[None])
 
     def dataset(self, query: Query = None) -> torch.utils.data.TensorDataset:
         """The same as a torch Dataset of (image, label)."""
@@ -326,20 +348,17 @@ class Memory:
             preprocess = self.preprocess()
             if preprocess.to_json()["zca"] == zca:  # one that was fitted again is not the file that the header names
                 preprocess.save_sidecar(path.parent)
-        tensors = {"bases": self.bases.cpu().contiguous(), "addressing": self.addressing.cpu().contiguous()}
-        tensors |= {f"{ENCODER}{name}": p.cpu().contiguous() for name, p in self.encoder.items()}
+        encoder = {f"{ENCODER}{name}": p for name, p in self.encoder.items()}
+        tensors = plain({"bases": self.bases, "addressing": self.addressing} | encoder)
         header = replace(self.header, checksum=_checksum(tensors))
-        write_atomically(path, safetensors.torch.save(tensors, {"recollect": header.to_json()}))
+        MEMORY.write(path, header.to_json(), tensors)
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
         """Read a memory file. A damaged or foreign file gets a RecollectError; nothing in it is ever executed."""
         path = Path(path)
         header, _ = read_header(path)
-        try:
-            tensors = safetensors.torch.load_file(path)
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise RecollectError(f"{path} cannot be read: {error}") from None
+        tensors = MEMORY.tensors(path)
         if header.checksum != _checksum(tensors):
             raise RecollectError(f"{path} is damaged: its tensors do not match its checksum; fetch or distil it again")
         ours = [name for name in tensors if name in ("bases", "addressing") or name.startswith(ENCODER)]
@@ -351,43 +370,22 @@ class Memory:
         if header.addressing == "one-hot":
             implied = one_hot_addressing(len(header.class_names), len(memory.addressing))
             if not torch.equal(memory.addressing, implied):
-                raise RecollectError(
-                    f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again"
-                )
+                raise RecollectError(f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again")
         memory.folder = path.parent
         memory.name = path.parent.resolve().name if path.name == "memory.safetensors" else path.stem
         return memory
 
 
-def encoder_network(name: str, shape: tuple[int, int, int], size: int) -> "Network":
-    """The network that makes query vectors of pictures, without weights of its own (a header may name any size)."""
-    from recollect.nets import Network
-
-    with torch.device("meta"):
-        return Network(name, shape, size)
-
-
-def encode(network: "Network", params: "Params", groups: Tensor, form: str = "unit") -> Tensor:
-    """Query vectors of groups of pictures, [G, N, C, H, W]: one for each picture, of length 1 as a label's is; or of "chances"
-    one for each group, [G, d_y], of sum 1."""
-    found = network.logits(params, groups.flatten(0, 1))
-    if form == "chances":
-        return found.unflatten(0, groups.shape[:2]).mean(1).softmax(1)
-    return torch.nn.functional.normalize(found, dim=1)
-
-
 def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
+    if isinstance(header.asked, Vectors):
+        return  # whoever made the query kind knows
     expected = {}
-    if header.query:
-        channels, height, width = header.image_shape
-        network = encoder_network(header.query["encoder"], (channels, height, width), header.query["size"])
-        expected = {name: (p.shape, torch.float32) for name, p in network.module.named_parameters()}
+    if isinstance(header.asked, Pictures):
+        expected = {name: (p.shape, torch.float32) for name, p in header.asked.network.module.named_parameters()}
     if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
-        raise RecollectError(
-            f"{where} is damaged: its encoder is not the network that its header names; distil it again"
-        )
+        raise RecollectError(f"{where} is damaged: its encoder is not the network that its header names; distil it again")
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
     names = ["bases", "addressing", *sorted(name for name in tensors if name.startswith(ENCODER))]
-    return sha256(*(tensors[name].contiguous().view(torch.uint8).numpy().tobytes() for name in names))
+    return checksum(tensors[name] for name in names)

@@ -100,11 +100,7 @@ def alexnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     """Five convolutions (5, 5, 3, 3, 3) of 2, 3, 4, 3 and 3 times `width` with norms; pooling after 1, 2 and 5."""
     size, layers, channels = _Shrink(shape), [], shape[0]
     for number, (kernel, times) in enumerate([(5, 2), (5, 3), (3, 4), (3, 3), (3, 3)]):
-        layers += [
-            nn.Conv2d(channels, times * width, kernel, padding=kernel // 2),
-            InstanceNorm(times * width),
-            nn.ReLU(),
-        ]
+        layers += [nn.Conv2d(channels, times * width, kernel, padding=kernel // 2), InstanceNorm(times * width), nn.ReLU()]
         layers += size.halve(nn.MaxPool2d) if number in (0, 1, 4) else []
         channels = times * width
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size.height * size.width, classes))
@@ -148,9 +144,7 @@ def constructor(network: "str | Constructor") -> Constructor:
         if key not in known:
             raise unknown(f"option of {name}", key, known)
         if not value.isdecimal() or int(value) < 1:
-            raise RecollectError(
-                f"network '{network}': {key} is '{value}', not a positive whole number ({name}:{key}=2)"
-            )
+            raise RecollectError(f"network '{network}': {key} is '{value}', not a positive whole number ({name}:{key}=2)")
         chosen[key] = int(value)
     return lambda shape, classes: build(shape, classes, **chosen)
 

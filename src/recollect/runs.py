@@ -1,4 +1,8 @@
-"""A run's folder: config.json, environment.json, metrics.jsonl, checkpoint.pt, memory.safetensors.
+"""A run's folder, whatever its kind: what was asked for, where it was begun, and how far it came.
+
+    config.json        the kind (distill, select, continual) and the settings; 0.1 had select.json and continual.json
+    environment.json   versions, device and commit
+    metrics.jsonl, checkpoint.pt, memory.safetensors, evaluation.json     of a distillation
 
 Everything is written atomically, or line by line; a folder that already holds a run is never written over.
 """
@@ -6,13 +10,42 @@ Everything is written atomically, or line by line; a folder that already holds a
 import io
 import json
 import platform
+import signal
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from recollect.errors import RecollectError
+import torch
+
+import recollect
+from recollect.config import renewed, to_json
+from recollect.errors import RecollectError, unknown
 from recollect.files import read_json, unwritable, write_atomically, write_json
+
+KINDS: dict[str, dict[str, type]] = {
+    "distill": {"data": dict, "distill": dict},
+    "select": {"data": dict, "distill": dict, "field": str, "values": list, "networks": int},
+    "continual": {"data": dict, "config": dict, "stream": str, "how": dict},
+}
+"""what the settings of each kind have: `data` is how the images were loaded"""
+FILES = {"config.json": "distill", "select.json": "select", "continual.json": "continual"}
+"""where settings may stand, and of which kind they are if they do not say (as in 0.1)"""
+
+
+class Stopped(Exception):
+    """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
+
+    def __init__(self, number: int, folder: Path, step: int):
+        super().__init__(number, folder, step)  # what it is made of, so that it can come from another process
+        self.signal = number
+
+    def __str__(self) -> str:
+        _, folder, step = self.args
+        return f"stopped after outer step {step}: continue with recollect resume {folder}"
 
 
 class Run:
@@ -20,7 +53,8 @@ class Run:
 
     def __init__(self, folder: "Path | str"):
         self.folder = Path(folder)
-        self.config_path = self.folder / "config.json"
+        places = [self.folder / name for name in FILES]
+        self.config_path = next(filter(Path.is_file, places), places[0])
         self.metrics_path = self.folder / "metrics.jsonl"
         self.checkpoint_path = self.folder / "checkpoint.pt"
         self.memory_path = self.folder / "memory.safetensors"
@@ -31,25 +65,26 @@ class Run:
         return self.folder / f"memory-{step}.safetensors"
 
     @staticmethod
-    def create(folder: "Path | str", config: dict[str, Any]) -> "Run":
+    def create(folder: "Path | str", kind: str, settings: dict[str, Any]) -> "Run":
         run = Run(folder)
         run.refuse_if_used()
         write_json(run.folder / "environment.json", environment())
-        write_json(run.config_path, config)
+        run.write(kind, settings)
         return run
 
     @staticmethod
-    def open(folder: "Path | str") -> "Run":
+    def open(folder: "Path | str", kind: str | None = None) -> "Run":
+        """A run that was begun; of this kind, if one is given."""
         run = Run(folder)
-        if not run.config_path.is_file():
-            raise RecollectError(
-                f"{run.folder} holds no run (no config.json): give the folder of a run that recollect made"
-            )
+        if not run.is_begun:
+            raise RecollectError(f"{run.folder} holds no run (no config.json): give the folder of a run that recollect made")
+        if kind and run.kind != kind:
+            raise RecollectError(f"{run.folder} holds a run of kind {run.kind}, not {kind}: give another folder")
         return run
 
     def refuse_if_used(self) -> None:
         """Before anything is computed: a folder with a run in it is not written over."""
-        if any(path.exists() for path in (self.config_path, self.metrics_path, self.checkpoint_path, self.memory_path)):
+        if self.is_begun or any(map(Path.exists, (self.metrics_path, self.checkpoint_path, self.memory_path))):
             raise RecollectError(
                 f"{self.folder} already holds a run: resume it (recollect resume {self.folder}) or give another folder (--out)"
             )
@@ -57,13 +92,32 @@ class Run:
             raise RecollectError(f"{self.folder} is a file: give a folder (--out)")
 
     @property
-    def config(self) -> dict[str, Any]:
-        """What `create` was given: how the data were loaded, and the settings."""
+    def is_begun(self) -> bool:
+        return self.config_path.is_file()
+
+    @property
+    def kind(self) -> str:
+        kind = str(read_json(self.config_path).get("kind", FILES[self.config_path.name]))
+        if kind not in KINDS:
+            raise unknown(f"kind of run in {self.config_path}", kind, KINDS)
+        return kind
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for."""
         found = read_json(self.config_path)
-        for part in ("data", "distill"):
-            if not isinstance(found.get(part), dict):
+        for part, kind in KINDS[self.kind].items():
+            if not isinstance(found.get(part), kind):
                 raise RecollectError(f"{self.config_path} has no '{part}': restore it, or start another run")
-        return found
+        return {name: value for name, value in found.items() if name != "kind"}
+
+    def write(self, kind: str, settings: dict[str, Any]) -> None:
+        write_json(self.config_path, {"kind": kind, **settings})
+
+    def check(self, config: Any, **others: Any) -> None:
+        """Refuse a config, or other settings, that the run was not begun with."""
+        begun = self.settings
+        check_same(self.folder, begun | begun.get("distill", begun.get("config", {})), config, **others)
 
     def log(self, values: dict[str, Any]) -> None:
         """One line of metrics."""
@@ -84,30 +138,41 @@ class Run:
         left half written."""
         for leftover in self.folder.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
+        if not self.metrics_path.exists():
+            return
         kept = [line for line in self.metrics() if line["step"] <= step]
         write_atomically(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
-    def save_checkpoint(self, state: dict[str, Any]) -> None:
-        import torch
 
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        write_atomically(self.checkpoint_path, buffer.getvalue())
-
-    def load_checkpoint(self) -> dict[str, Any] | None:
-        """The last checkpoint, or None. Only tensors, numbers, strings and containers of them are ever unpickled."""
-        import torch
-
-        if not self.checkpoint_path.exists():
-            return None
-        try:
-            found = torch.load(self.checkpoint_path, map_location="cpu", weights_only=True)
-            return {part: found[part] for part in ("config", "data", "preprocessing", "state")}
-        except Exception as error:  # torch has many for a damaged file
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+def check_same(where: Path, begun: dict[str, Any], config: Any, **others: Any) -> None:
+    """Refuse a config, or other settings, than what was begun with. What was not written is younger, and had its default."""
+    known = to_json(type(config)()) | renewed(begun)
+    for name, value in (to_json(config) | others).items():
+        if known.get(name) != value:
             raise RecollectError(
-                f"{self.checkpoint_path} cannot be read ({reason}): delete it to start this run from its beginning"
-            ) from None
+                f"{where} was begun with {name} {known.get(name)!r}, not {value!r}: "
+                "resume it unchanged, or start another run with the new setting (--out)"
+            )
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_checkpoint(path: Path, *parts: str) -> dict[str, Any] | None:
+    """A checkpoint with these parts, or None. Only tensors, numbers, strings and containers of them are ever unpickled."""
+    if not path.exists():
+        return None
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        return found | {part: found[part] for part in parts}
+    except Exception as error:  # torch has many for a damaged file
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RecollectError(
+            f"{path} cannot be read ({reason}): delete it to start this run, or these tasks, from the beginning"
+        ) from None
 
 
 def _metrics_line(line: bytes) -> dict[str, Any] | None:
@@ -120,10 +185,6 @@ def _metrics_line(line: bytes) -> dict[str, Any] | None:
 
 def environment() -> dict[str, Any]:
     """Versions, device and commit, for the record."""
-    import torch
-
-    import recollect
-
     return {
         "recollect": recollect.__version__,
         "torch": torch.__version__,
@@ -143,9 +204,7 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _commit() -> str | None:
@@ -157,3 +216,27 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
+
+
+@contextmanager
+def stopping() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM, so that a step can be finished and saved; a second one stops at once."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def remember(number: int, _: object) -> None:
+        caught.append(number)
+        for each in numbers:
+            signal.signal(each, before[each])
+
+    for number in numbers:
+        signal.signal(number, remember)
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])

@@ -1,17 +1,23 @@
-"""Choosing a setting on the validation split: one distillation for each value, judged by images that none of them saw."""
+"""Choosing a setting on the validation split: one distillation for each value, judged by images that none of them saw.
 
-import json
-from dataclasses import dataclass, fields, replace
+config.json          what was asked for
+bases=8/             the run of each value, and bases=8.json, what it gave
+select.json          all of it, as far as it is there, to draw figures from
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from recollect.config import DistillConfig, to_json
+from recollect.config import DistillConfig, changed, to_json
 from recollect.data.images import Images
 from recollect.distillation import Progress, distill, resolve
-from recollect.errors import RecollectError, unknown
+from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation, evaluate
 from recollect.files import read_json, write_json
-from recollect.memory import Memory
+from recollect.jobs import Executor, Inline, Job, Tell
 from recollect.nets import Constructor
 from recollect.runs import Run
 
@@ -37,7 +43,7 @@ def select(
     images: Images,
     config: DistillConfig | None = None,
     field: str = "bases",
-    values: "list[Any] | tuple[Any, ...]" = (),
+    values: Sequence[Any] = (),
     *,
     run: "Path | str",
     resume: bool = False,
@@ -45,67 +51,53 @@ def select(
     network: Constructor | None = None,
     data: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    executor: Executor | None = None,
 ) -> Selection:
     """Distil once for each value of one config field, and compare on the validation split.
 
-    Each value has a run folder of its own below `run`; `resume` goes on with what is not finished there.
+    Each value has a run folder of its own below `run`; `resume` goes on with what is not finished there. `executor` performs
+    the values' jobs: by default one after another, in this process.
     """
     config = config or DistillConfig()
     values = _checked(config, field, list(values), images)
-    folder = Path(run)
     settings = {"data": data or {}, "distill": to_json(config), "field": field, "values": values, "networks": networks}
-    settings = json.loads(json.dumps(settings))
-    results: list[dict[str, Any]] = _results(folder, settings) if resume else _begin(folder, settings)
-    for value in values[len(results) :]:
-        below = folder / f"{field}={str(value).replace('/', '_')}"
-        chosen = replace(config, **{field: value})
-        memory = _distilled(images, chosen, below, network, data, progress)
-        found = evaluate(memory, images, networks=networks, on="validation", network=network, name=f"{field} {value}")
-        results.append(found.to_json())
-        write_json(folder / FILE, settings | {"results": results})
-    evaluations = [Evaluation.from_json(result) for result in results]
-    return Selection(field, values, evaluations)
+    begun = Run.open(run, "select") if resume else Run.create(run, "select", settings)
+    begun.check(config, data=settings["data"], field=field, values=values, networks=networks)
+    files = [begun.folder / f"{field}={str(value).replace('/', '_')}.json" for value in values]
+    for file, result in zip(files, begun.settings.get("results", []), strict=False):  # where 0.1 wrote them
+        if not file.is_file():
+            write_json(file, result)
+    jobs = []
+    for value, file in zip(values, files, strict=True):
+        chosen = changed(config, **{field: value})
+        arguments = images, chosen, f"{field} {value}", file, networks, {"network": network, "data": data}
+        jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
+    try:
+        (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
+    finally:
+        results = [read_json(file) for file in takewhile(Path.is_file, files)]
+        write_json(begun.folder / FILE, settings | {"results": results})
+    return Selection(field, values[: len(results)], list(map(Evaluation.from_json, results)))
 
 
 def _checked(config: DistillConfig, field: str, values: list[Any], images: Images) -> list[Any]:
-    known = [f.name for f in fields(DistillConfig)]
-    if field not in known:
-        raise unknown("setting", field, known)
-    if config.use_validation or field == "use_validation":
+    if config.run.use_validation or field == "use_validation":
         raise RecollectError("use_validation leaves nothing to select on: turn it off")
     if not values:
         raise RecollectError(f"no values of {field} to choose from: give at least two (--values)")
     for value in values:  # all of them before the first hour is spent
-        resolve(replace(config, **{field: value}), images)
+        resolve(changed(config, **{field: value}), images)
     return values
 
 
-def _begin(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    if (folder / FILE).exists():
-        raise RecollectError(
-            f"{folder} already holds a selection: resume it (recollect resume {folder}) or give another --out"
-        )
-    Run(folder).refuse_if_used()
-    write_json(folder / FILE, settings | {"results": []})
-    return []
-
-
-def _results(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    known = read_json(folder / FILE)
-    for name, value in settings.items():
-        if known.get(name) != value:
-            raise RecollectError(
-                f"{folder} was begun with {name} {known.get(name)!r}, not {value!r}: resume it unchanged"
-            )
-    for value, result in zip(settings["values"], known["results"], strict=False):
-        if result["name"] != f"{settings['field']} {value}":
-            raise RecollectError(
-                f"{folder / FILE} has a result of {result['name']} where {value} is due: was it edited?"
-            )
-    return known["results"]
-
-
-def _distilled(images, config, folder, network, data, progress) -> Memory:
-    """The memory of one value: finished before, to be continued, or new."""
-    begun = Run(folder).config_path.exists()
-    return distill(images, config, network=network, run=folder, resume=begun, data=data, progress=progress)
+def _judged(
+    images: Images, config: DistillConfig, name: str, file: Path, networks: int, options: dict[str, Any], tell: Tell
+) -> None:
+    """One value, unless its file is there; its run is new, to be continued, or finished."""
+    if file.is_file():
+        return
+    run = Run(file.with_suffix(""))
+    told = {"resume": run.is_begun, "progress": lambda line: tell(line, 1.0)}
+    memory = distill(images, config, run=run.folder, **told, **options)
+    found = evaluate(memory, images, networks=networks, on="validation", network=options["network"], name=name)
+    write_json(file, found.to_json())

@@ -12,11 +12,8 @@ The last two come from one forward-over-reverse pass: the jvp of grad_{theta,x} 
 the weights are kept (for Adam its two averages and gradients too), so activation memory does not grow with T.
 """
 
-import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,7 +45,7 @@ class MetaGradient(NamedTuple):
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes over a network that make up an unroll; `compiled` gives the same ones, faster."""
+    """The passes over a network that make up an unroll; fast/ has the same ones, faster."""
 
     gradient: Callable[[Params, Tensor, Tensor], Params]
     """g(theta, x)"""
@@ -71,43 +68,6 @@ def eager(loss: Loss) -> Passes:
         return jvp(lambda theta: gradients(theta, images, labels), (params,), (mu,))[1]
 
     return Passes(gradient, adjoint, grad_and_value(loss))
-
-
-def compiled(loss: Loss) -> Passes:
-    """The same passes through torch.compile; without a C++ compiler it says so once, and gives the eager ones.
-
-    The adjoint is taken the other way round, as the gradient of the directional derivative <g, mu>: the same two products,
-    for one convolution in nine less. Channels-last is what the processor's convolutions like best.
-    """
-    if not any(shutil.which(compiler) for compiler in ("g++", "clang++", "c++")):
-        warnings.warn("no C++ compiler (g++ or clang++) found: the unroll runs uncompiled, slower", stacklevel=2)
-        return eager(loss)
-    from recollect.fast.prune import PruneConvolutions
-
-    def gradient(params: Params, images: Tensor, labels: Tensor) -> Params:
-        return grad(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)
-
-    def adjoint(params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
-        direction = _channels_last(mu)
-
-        def slope(theta: Params, x: Tensor) -> Tensor:
-            return jvp(lambda p: loss(p, x, labels), (theta,), (direction,))[1]
-
-        images = images.contiguous(memory_format=torch.channels_last)
-        return grad(slope, argnums=(0, 1))(_channels_last(params), images)
-
-    def judge(params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
-        return grad_and_value(loss)(
-            _channels_last(params), images.contiguous(memory_format=torch.channels_last), labels
-        )
-
-    options: dict[str, Any] = {"post_grad_custom_pre_pass": PruneConvolutions()}
-    faster = partial(torch.compile, dynamic=False, options=options)
-    return Passes(faster(gradient), faster(adjoint), faster(judge))
-
-
-def _channels_last(params: Params) -> Params:
-    return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in params.items()}
 
 
 class _Trajectory:
@@ -160,15 +120,38 @@ def metagradient(
         window: how many last steps the adjoint covers (None: all of them).
         optimiser: "sgd" or "adam", the inner optimiser.
         augment: (images of a batch, step) -> images, differentiable and the same at every call with the same step.
-        passes: the network's passes, where they were prepared before (`compiled`).
+        passes: the network's passes, where they were prepared before.
     """
     window = checked_window(window, len(batches))
     run = passes or eager(loss)
     beta = 0.0 if bridge == "none" else momentum
+    kept, params = _train(run, params, images, labels, batches, window, lr, beta, optimiser, augment)
+    slope, value = run.judge(params, *query)  # lambda_T = dJ / dtheta_T, and J
 
-    # The inner loop, keeping what the adjoint will need of its last `window` steps
-    first = len(batches) - window
-    trajectory = _Trajectory(window)
+    # The adjoint, last step first
+    first, by_images = len(batches) - window, torch.zeros_like(images)
+    mu = {name: torch.zeros_like(p) for name, p in params.items()}
+    carried = {name: (zero, zero) for name, zero in mu.items()}
+    for t in reversed(range(first, len(batches))):
+        before, *adam = kept[t - first]
+        if optimiser == "sgd":
+            keep = beta if bridge == "full" else 0.0
+            mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
+        else:
+            mu, carried = adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
+        seen, pull = with_pullback(augment, images[batches[t]], t)
+        curvature, by_seen = run.adjoint(before, seen, labels[batches[t]], mu)
+        slope = {name: s + curvature[name] for name, s in slope.items()}
+        by_images.index_add_(0, batches[t], pull(by_seen))
+    return MetaGradient(value, by_images, params)
+
+
+def _train(
+    run: Passes, params: Params, images: Tensor, labels: Tensor, batches: Tensor, window: int, lr: float, beta: float,
+    optimiser: Optimiser, augment: Augment | None,
+) -> tuple[_Trajectory, Params]:  # fmt: skip
+    """The inner loop: theta_T, and what the adjoint will need of the last `window` steps."""
+    first, kept = len(batches) - window, _Trajectory(window)
     mean = {name: torch.zeros_like(p) for name, p in params.items()}
     square = mean
     for t, rows in enumerate(batches):
@@ -180,26 +163,8 @@ def metagradient(
         else:
             mean, square, params = adam_step(params, gradient, mean, square, lr, beta, t + 1)
         if t >= first:
-            trajectory.keep(t - first, before, *((gradient, mean, square) if optimiser == "adam" else ()))
-
-    slope, value = run.judge(params, *query)  # lambda_T = dJ / dtheta_T, and J
-
-    # Its adjoint, last step first
-    by_images = torch.zeros_like(images)
-    mu = {name: torch.zeros_like(p) for name, p in params.items()}
-    carried = {name: (zero, zero) for name, zero in mu.items()}
-    for t in reversed(range(first, len(batches))):
-        before, *adam = trajectory[t - first]
-        if optimiser == "sgd":
-            keep = beta if bridge == "full" else 0.0
-            mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
-        else:
-            mu, carried = adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
-        seen, pull = with_pullback(augment, images[batches[t]], t)
-        curvature, by_seen = run.adjoint(before, seen, labels[batches[t]], mu)
-        slope = {name: s + curvature[name] for name, s in slope.items()}
-        by_images.index_add_(0, batches[t], pull(by_seen))
-    return MetaGradient(value, by_images, params)
+            kept.keep(t - first, before, *((gradient, mean, square) if optimiser == "adam" else ()))
+    return kept, params
 
 
 def with_pullback(augment: Augment | None, images: Tensor, t: Step) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -230,13 +195,7 @@ def adam_step(params: Params, gradient: Params, mean: Params, square: Params, lr
 
 
 def adam_adjoint(
-    kept: list[Params],
-    slope: Params,
-    carried: dict[str, tuple[Tensor, Tensor]],
-    lr: float,
-    beta: float,
-    t: Step,
-    bridge: Bridge,
+    kept: list[Params], slope: Params, carried: dict[str, tuple[Tensor, Tensor]], lr: float, beta: float, t: Step, bridge: Bridge
 ) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
     """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).
 

@@ -2,6 +2,5 @@
 
 config.py: every choice, and the paper's for each stream. streams.py: tasks, batch by batch, seen once. buffer.py: what may
 be kept meanwhile. compress.py: the distillation of tasks, side by side where that is faster. learners.py: ours and its
-rivals on one protocol. metrics.py: RA, LA, BTI and BWT from one accuracy matrix. run.py: seeds and learners, resumable.
-show.py: progress, the table beside the paper's, figures.
+baselines on one protocol. metrics.py: RA, LA, BTI and BWT from one accuracy matrix. run.py: seeds and learners, resumable.
 """

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from recollect.continual.streams import Batch
 from recollect.errors import RecollectError
+from recollect.header import smaller
+from recollect.memory import check_smaller
 from recollect.nets import Shape
 
 
@@ -19,11 +21,13 @@ class Buffer:
     Arguments:
         images: the total, in images of `shape`. Labels are not counted, as nobody does.
         tasks: that will share it.
-        sample: floats of a real sample, where fewer than all are kept.
+        kept_downsample: real samples are kept by as many floats as images have that are this much smaller on each side.
     """
 
-    def __init__(self, images: int, shape: Shape, tasks: int, sample: int | None = None):
-        self.sample = sample or math.prod(shape)
+    def __init__(self, images: int, shape: Shape, tasks: int, kept_downsample: int = 1):
+        check_smaller(shape, kept_downsample, "kept_downsample")
+        self.sample = math.prod(smaller(shape, kept_downsample))
+        """floats of a real sample"""
         self.total = images * math.prod(shape)
         if images < tasks:
             raise RecollectError(

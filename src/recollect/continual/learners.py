@@ -4,7 +4,7 @@ Compress-then-recall trains nothing on the stream: at test a fresh network learn
 simple, and to their papers; what each may look at stands in its docstring.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from recollect.config import Recipe, from_json
 from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir
-from recollect.continual.compress import Compressor, local_labels, memory_sizes
+from recollect.continual.compress import Compressor, account, local_labels
 from recollect.continual.config import LEARNERS, ContinualConfig
 from recollect.continual.metrics import Matrix, square
 from recollect.continual.streams import Batch, Stream
 from recollect.errors import RecollectError, unknown
-from recollect.evaluation import train
 from recollect.memory import Memory
 from recollect.nets import Network, Params
 from recollect.seeds import Purpose, network_seed, seeded
+from recollect.training import train
 
 MOST_JUDGED = 4096  # images in one pass
 PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task
@@ -59,7 +59,7 @@ def make(name: str, stream: Stream, config: ContinualConfig, device: str = "cpu"
 
 def is_told(name: str, config: ContinualConfig) -> bool:
     """Whether a learner is told the task at test: always with a network for each, and one for all where it masks classes."""
-    return name in PER_TASK or (name != "union" and config.kind == "split")
+    return name in PER_TASK or (name != "union" and config.stream.kind == "split")
 
 
 def accuracy(learner: Learner, stream: Stream, task: int, told: bool = True) -> float:
@@ -69,19 +69,25 @@ def accuracy(learner: Learner, stream: Stream, task: int, told: bool = True) -> 
     return 100 * float((predicted == split.labels).double().mean())
 
 
-def accuracy_matrix(
-    name: str, learner: Learner, stream: Stream, progress: Callable[[int], None] | None = None
-) -> Matrix:
-    """Row i: the accuracy on tasks 0..i after task i. The whole of a learner's life."""
-    rows: list[list[float]] = []
-    told = is_told(name, stream.config)
+def taught(learner: Learner, stream: Stream) -> Iterator[Learner]:
+    """The whole of a learner's life: as it is after each task."""
     for task in stream:
         for batch in task:
             learner.observe(batch)
         learner.end_task()
-        rows.append([accuracy(learner, stream, seen, told) for seen in range(task.number + 1)])
-        if progress:
-            progress(task.number)
+        yield learner
+
+
+def accuracy_matrix(
+    name: str, after_tasks: Iterable[Learner], stream: Stream, progress: Callable[[int], None] = lambda task: None
+) -> Matrix:
+    """Row i: the accuracy on tasks 0..i after task i. A network for each task is judged once: later ones do not change it."""
+    rows: list[list[float]] = []
+    told = is_told(name, stream.config)
+    for task, learner in enumerate(after_tasks):
+        known = rows[-1] if rows and name in PER_TASK else []
+        rows.append(known + [accuracy(learner, stream, seen, told) for seen in range(len(known), task + 1)])
+        progress(task)
     return square(rows)
 
 
@@ -144,17 +150,15 @@ class _TaskNetworks:
         return torch.tensor(self.stream.task_classes[task], device=self.device)[self.logits(images, task).argmax(1)]
 
     def _network(self, task: int) -> Network:
-        return Network(self.config.network, self.stream.shape, len(self.stream.task_classes[task]))
+        return Network(self.config.inner.network, self.stream.shape, len(self.stream.task_classes[task]))
 
 
 class Compress:
     """Compress-then-recall: of a task only its memory stays. Told the task, it recalls that memory and trains a fresh network
     on it; not told, a fresh network on all memories together (the row "union" of the tables)."""
 
-    def __init__(
-        self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None
-    ):
-        memory_sizes(stream, config)  # refuses before anything is computed
+    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None):
+        account(stream, config, stream.tasks)  # refuses before anything is computed
         self.stream, self.config, self.device = stream, config, device
         self.memories: list[Memory] = memories or []
         """of the tasks so far"""
@@ -199,7 +203,7 @@ class Compress:
 
     def _predict_union(self, images: Tensor) -> Tensor:
         self.place.check(0)
-        network = Network(self.config.network, self.stream.shape, self.stream.classes)
+        network = Network(self.config.inner.network, self.stream.shape, self.stream.classes)
         self._union = self._union or self._train_union(network)
         return _logits(network, self._union, images, self.stream, self.device).argmax(1)
 
@@ -221,7 +225,7 @@ class GDumb:
 
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         self.stream, self.config = stream, config
-        self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+        self.buffer = Buffer(config.buffer.images, stream.shape, stream.tasks)
         self.place = _Place()
         self._store = self._empty()
         self._networks = _TaskNetworks(stream, config, device)
@@ -231,7 +235,7 @@ class GDumb:
         return Balanced(share, seeded(self.stream.seed, Purpose.DRAW, self.place.ended))
 
     def _epochs(self) -> int:
-        return self.config.gdumb_epochs
+        return self.config.baselines.gdumb_epochs
 
     def observe(self, batch: Batch) -> None:
         self.place.observe(batch)
@@ -243,7 +247,11 @@ class GDumb:
         kept = self._store.all()
         labels = local_labels(self.stream)[task, kept.labels]
         recipe = Recipe(
-            self.config.network, self._epochs(), self.config.data_batch, self.config.data_lr, self.config.inner_momentum
+            self.config.inner.network,
+            self._epochs(),
+            self.config.baselines.data_batch,
+            self.config.baselines.data_lr,
+            self.config.inner.momentum,
         )
         self._networks.train({task: (self.stream.preprocess(kept.images), labels)}, recipe)
         self._store = self._empty()
@@ -262,7 +270,7 @@ class AllData(GDumb):
         return Everything()
 
     def _epochs(self) -> int:
-        return self.config.all_epochs
+        return self.config.baselines.all_epochs
 
 
 # --- one network on the stream -----------------------------------------------------------------------------------------
@@ -273,15 +281,15 @@ class Online:
 
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         self.stream, self.config, self.device = stream, config, device
-        self.network = Network(config.network, stream.shape, stream.classes)
+        self.network = Network(config.inner.network, stream.shape, stream.classes)
         self.params = self.network.fresh(network_seed(stream.seed, Purpose.FRESH), device)
         self.masks = stream.masks.to(device)
-        self.lr = config.rival_lr
+        self.lr = config.baselines.lr
         self.place, self.steps = _Place(), 0
 
     def observe(self, batch: Batch) -> None:
         self.place.observe(batch)
-        for _ in range(self.config.glances):
+        for _ in range(self.config.baselines.glances):
             direction = self._direction(batch)
             self.params = {name: p - self.lr * direction[name] for name, p in self.params.items()}
             self.steps += 1
@@ -320,7 +328,7 @@ class Replay(Online):
 
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
-        self.buffer = Buffer(config.buffer, stream.shape, stream.tasks)
+        self.buffer = Buffer(config.buffer.images, stream.shape, stream.tasks)
         self.reservoir = Reservoir(self.buffer.capacity, stream.shape, seeded(stream.seed, Purpose.DRAW))
         self.batches = 0
 
@@ -331,7 +339,7 @@ class Replay(Online):
         self.batches += 1
 
     def _direction(self, batch: Batch) -> Params:
-        kept = self.reservoir.draw(self.config.rival_replay, self._generator())
+        kept = self.reservoir.draw(self.config.baselines.replay, self._generator())
         return self._gradient(Batch(*(torch.cat(parts) for parts in zip(batch, kept, strict=True))))
 
 
@@ -340,11 +348,11 @@ class AGem(Replay):
 
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
-        self.lr = config.agem_lr
+        self.lr = config.baselines.agem_lr
 
     def _direction(self, batch: Batch) -> Params:
         gradient = self._gradient(batch)
-        earlier = self.reservoir.draw(self.config.agem_reference, self._generator(), lambda tasks: tasks != batch.task)
+        earlier = self.reservoir.draw(self.config.baselines.agem_reference, self._generator(), lambda tasks: tasks != batch.task)
         if not len(earlier.labels):
             return gradient
         reference = self._gradient(earlier)
@@ -366,7 +374,7 @@ class Ewc(Replay):
         """sum over tasks of Fisher information times the weights at the task's end"""
 
     def _direction(self, batch: Batch) -> Params:
-        strength = self.config.ewc_strength
+        strength = self.config.baselines.ewc_strength
         gradient = self._gradient(batch)
         return {n: g + strength * (self.fisher[n] * self.params[n] - self.pull[n]) for n, g in gradient.items()}
 

@@ -70,9 +70,7 @@ def mean_matrix(matrices: Sequence[Matrix]) -> Matrix:
     """Cell by cell, over seeds."""
     triangles = [_triangle(matrix) for matrix in matrices]
     tasks = len(triangles[0])
-    return square(
-        [[sum(each[i][t] for each in triangles) / len(triangles) for t in range(i + 1)] for i in range(tasks)]
-    )
+    return square([[sum(each[i][t] for each in triangles) / len(triangles) for t in range(i + 1)] for i in range(tasks)])
 
 
 @dataclass(frozen=True)

@@ -90,14 +90,14 @@ class Stream:
             raise RecollectError(f"seed is {seed}: give 0 or more")
         self.config, self.seed, self.name = config, seed, images.name
         self.shape, self.classes, self.class_names = images.shape, images.classes, images.class_names
-        self._train = images.train + images.validation if config.use_validation else images.train
-        judged = images.validation if config.on == "validation" else images.test
+        self._train = images.train + images.validation if config.stream.use_validation else images.train
+        judged = images.validation if config.stream.on == "validation" else images.test
         self._judged = Split(judged.images.to(device), judged.labels)
         self.preprocess = _preprocess(config, images)
         self.task_classes = self._task_classes(groups)
         """for each task the labels that it has"""
         self.tasks = len(self.task_classes)
-        self.angles = _angles(self.tasks, seed) if config.kind == "rotations" else None
+        self.angles = _angles(self.tasks, seed) if config.stream.kind == "rotations" else None
         self._gathers = self._find_gathers()
         self._taken: set[int] = set()
         for number in range(self.tasks):
@@ -106,7 +106,7 @@ class Stream:
     @property
     def permutations(self) -> Tensor | None:
         """int32 [tasks, pixels]: the pixel that each pixel of a task's images is taken from."""
-        return torch.stack(self._gathers).int() if self.config.kind == "permutations" else None
+        return torch.stack(self._gathers).int() if self.config.stream.kind == "permutations" else None
 
     @property
     def masks(self) -> Tensor:
@@ -118,7 +118,7 @@ class Stream:
 
     def batches(self, number: int) -> int:
         """Batches of a task."""
-        return -(-self._count(number) // self.config.batch)
+        return -(-self._count(number) // self.config.stream.batch)
 
     def task(self, number: int) -> Task:
         """A task; each only once."""
@@ -127,7 +127,7 @@ class Stream:
         if number in self._taken:
             raise RecollectError(f"task {number} has already been taken from this stream, and is seen once")
         self._taken.add(number)
-        return Task(number, self._rows(number), self.config.batch, self._fetch)
+        return Task(number, self._rows(number), self.config.stream.batch, self._fetch)
 
     def _fetch(self, rows: Tensor, number: int) -> Split:
         split = self._train[rows]
@@ -144,51 +144,49 @@ class Stream:
 
     def record(self) -> dict[str, Any]:
         """Everything that was drawn, for the run's folder."""
-        drawn: dict[str, Any] = {"kind": self.config.kind, "dataset": self.name, "seed": self.seed, "tasks": self.tasks}
+        drawn: dict[str, Any] = {"kind": self.config.stream.kind, "dataset": self.name, "seed": self.seed, "tasks": self.tasks}
         if self.angles is not None:
             drawn["angles"] = self.angles
-        if self.config.kind == "permutations":
+        if self.config.stream.kind == "permutations":
             hashes = [sha256(gather.numpy().tobytes()) for gather in self._gathers]
             drawn["permutations"] = {"torch_seed": PERMUTATION_SEED, "sha256": hashes}
-        if self.config.kind == "split":
+        if self.config.stream.kind == "split":
             drawn["classes"] = [[self.class_names[label] for label in labels] for labels in self.task_classes]
         drawn["training_rows_sha256"] = [sha256(self._rows(t).numpy().tobytes()) for t in range(self.tasks)]
         return drawn
 
     def _task_classes(self, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, ...]]:
         config = self.config
-        if config.kind != "split":
+        if config.stream.kind != "split":
             if groups is not None:
-                raise RecollectError(f"groups of classes are for the stream split: {config.kind} has all in each task")
-            assert config.tasks is not None  # check() saw to it
-            return [tuple(range(self.classes))] * config.tasks
+                raise RecollectError(f"groups of classes are for the stream split: {config.stream.kind} has all in each task")
+            assert config.stream.tasks is not None  # check() saw to it
+            return [tuple(range(self.classes))] * config.stream.tasks
         if groups is not None:
             return _checked(groups, self.classes)
-        size = config.classes_per_task or 1
+        size = config.stream.classes_per_task or 1
         most = self.classes // size
-        if config.tasks is None and self.classes % size:
+        if config.stream.tasks is None and self.classes % size:
             divisors = [str(n) for n in range(1, self.classes + 1) if self.classes % n == 0]
             raise RecollectError(
                 f"{self.classes} classes do not make whole tasks of {size}: give classes_per_task {' or '.join(divisors)}, "
                 "or a number of tasks"
             )
-        if (config.tasks or most) > most or most == 0:
+        if (config.stream.tasks or most) > most or most == 0:
             raise RecollectError(
-                f"{config.tasks or 1} tasks of {size} classes would overlap: {self.classes} classes make {most} of them"
+                f"{config.stream.tasks or 1} tasks of {size} classes would overlap: {self.classes} classes make {most} of them"
             )
         order = torch.randperm(self.classes, generator=seeded(self.seed, Purpose.CLASS_ORDER)).tolist()
-        return [tuple(order[size * t : size * (t + 1)]) for t in range(config.tasks or most)]
+        return [tuple(order[size * t : size * (t + 1)]) for t in range(config.stream.tasks or most)]
 
     def _find_gathers(self) -> list[Tensor]:
         """For each task the pixel that each of its pixels is taken from; H*W stands for black."""
         height, width = self.shape[1:]
         if self.angles is not None:
             if height != width:
-                raise RecollectError(
-                    f"images of {height}x{width} cannot be rotated in place: give square ones (--size)"
-                )
+                raise RecollectError(f"images of {height}x{width} cannot be rotated in place: give square ones (--size)")
             return [rotation(angle, height) for angle in self.angles]
-        if self.config.kind == "permutations":
+        if self.config.stream.kind == "permutations":
             generator = torch.Generator().manual_seed(PERMUTATION_SEED)
             return [torch.randperm(height * width, generator=generator) for _ in range(self.tasks)]
         return []
@@ -202,7 +200,7 @@ class Stream:
 
     def _count(self, number: int) -> int:
         there = len(_of(self._train.labels, self.task_classes[number]))
-        return there if self.config.per_task is None else self.config.per_task
+        return there if self.config.stream.per_task is None else self.config.stream.per_task
 
     def _rows(self, number: int) -> Tensor:
         """Training images of a task, in the order they come."""
@@ -216,13 +214,13 @@ class Stream:
         if there == 0 or wanted == 0:
             raise RecollectError(f"task {number} of {self.name} has no samples: {_remedy(there)}")
         if wanted > there:
-            more = "" if self.config.use_validation else ", or add the validation split (--use-validation)"
+            more = "" if self.config.stream.use_validation else ", or add the validation split (--use-validation)"
             raise RecollectError(
                 f"per_task is {wanted:,}, but task {number} of {self.name} has {there:,} training images: "
                 f"give at most {there:,}{more}"
             )
         if len(_of(self._judged.labels, self.task_classes[number])) == 0:
-            raise RecollectError(f"task {number} of {self.name} has no {self.config.on} images: leave its classes out")
+            raise RecollectError(f"task {number} of {self.name} has no {self.config.stream.on} images: leave its classes out")
 
 
 def rotation(angle: float, side: int) -> Tensor:
@@ -255,7 +253,7 @@ def _angles(tasks: int, seed: int) -> list[float]:
 
 def _preprocess(config: ContinualConfig, images: Images) -> Preprocess:
     """Two numbers a channel, which the rivals' code takes as known too."""
-    if config.preprocess == "normalise":
+    if config.stream.preprocess == "normalise":
         return Preprocess.fit(images.train.images)
     return Preprocess((0.0,) * images.shape[0], (1.0,) * images.shape[0])
 

@@ -61,10 +61,7 @@ NAMED: dict[str, Named] = {
     "fashion-mnist": Named(("fashion-mnist", "FashionMNIST/raw"), _idx(readers.FASHION)),
     "cifar10": Named(
         ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        (
-            _files(readers.cifar10_binary, *(f"{batch}.bin" for batch in _BATCHES)),
-            _files(readers.cifar10_python, *_BATCHES),
-        ),
+        (_files(readers.cifar10_binary, *(f"{batch}.bin" for batch in _BATCHES)), _files(readers.cifar10_python, *_BATCHES)),
     ),
     "cifar100": Named(
         ("cifar-100-binary", "cifar-100-python"),
@@ -79,11 +76,7 @@ NAMED: dict[str, Named] = {
 
 
 def load(
-    name_or_path: str | Path,
-    root: str | Path | None = None,
-    size: int | None = None,
-    seed: int = 0,
-    classes: Sequence[str] = (),
+    name_or_path: str | Path, root: str | Path | None = None, size: int | None = None, seed: int = 0, classes: Sequence[str] = ()
 ) -> Images:
     """Read a dataset.
 
@@ -131,12 +124,8 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
     path = os.path.expanduser(name)
     if not name or not os.path.exists(path):
         if "/" in name or name.endswith(".npz"):
-            raise RecollectError(
-                f"no such file or folder: {path}: check the path, or name one of: digits, {', '.join(NAMED)}"
-            )
-        raise unknown(
-            "dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work"
-        )
+            raise RecollectError(f"no such file or folder: {path}: check the path, or name one of: digits, {', '.join(NAMED)}")
+        raise unknown("dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work")
     return _read_path(Path(path), size)
 
 
@@ -144,9 +133,7 @@ def _read_path(path: Path, size: int | None) -> tuple[str, Parts]:
     if path.suffix == ".npz":
         return path.stem, readers.npz(path)
     if not os.path.isdir(path):
-        raise RecollectError(
-            f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file"
-        )
+        raise RecollectError(f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file")
     for name in _owners(path) or NAMED:  # the official files, wherever they lie
         for layout in NAMED[name].layouts:
             files, lacking = layout.find(path)

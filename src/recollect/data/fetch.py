@@ -69,22 +69,15 @@ SOURCES: dict[str, Source] = {
         "cifar-10-batches-bin",
     ),
     "cifar100": Source(
-        "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
-        "cifar-100-binary",
+        "https://www.cs.toronto.edu/~kriz/", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar-100-binary"
     ),
     "svhn": Source(
         "http://ufldl.stanford.edu/housenumbers/",
-        {
-            "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-            "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-        },
+        {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"},
         "svhn",
     ),
     "tinyimagenet": Source(
-        "http://cs231n.stanford.edu/",
-        {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
-        "tiny-imagenet-200",
+        "http://cs231n.stanford.edu/", {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}, "tiny-imagenet-200"
     ),
 }
 
@@ -161,9 +154,7 @@ def _resume(url: str, part: Path, progress: bool) -> None:
                 part.unlink()
                 return _resume(url, part, progress)
             if not response.ok:
-                raise RecollectError(
-                    f"{url}: the server answered {response.status_code}: try again later, or use another mirror"
-                )
+                raise RecollectError(f"{url}: the server answered {response.status_code}: try again later, or use another mirror")
             if not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
                 have = 0  # a server without ranges sends everything again
             length = response.raw.length_remaining or 0

@@ -141,9 +141,7 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
 def _numbered(name: str, train: Split) -> tuple[str, ...]:
     highest = int(train.labels.max()) if len(train) else 0
     if highest >= max(len(train), 1):  # some class would have no image; and a label of 2**40 would fill the memory
-        raise RecollectError(
-            f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0"
-        )
+        raise RecollectError(f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0")
     return tuple(str(i) for i in range(highest + 1))
 
 
@@ -153,18 +151,12 @@ def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
     if len(split) == 0:
         raise RecollectError(f"{what}: no images: add some, or leave this part out")
     if split.images.dtype != torch.uint8 or split.images.ndim != 4:
-        raise RecollectError(
-            f"{what}: images are {split.images.dtype} {list(split.images.shape)}, not uint8 [N, C, H, W]"
-        )
+        raise RecollectError(f"{what}: images are {split.images.dtype} {list(split.images.shape)}, not uint8 [N, C, H, W]")
     if split.images.shape[1:] != shape:
-        remedy = (
-            "give a size to resize to (--size)" if split.images.shape[1] == shape[0] else "make all grey or all RGB"
-        )
+        remedy = "give a size to resize to (--size)" if split.images.shape[1] == shape[0] else "make all grey or all RGB"
         raise RecollectError(
             f"{what}: images of {list(split.images.shape[1:])} beside training images of {list(shape)}: {remedy}"
         )
     low, high = int(split.labels.min()), int(split.labels.max())
     if low < 0 or high >= classes:
-        raise RecollectError(
-            f"{what}: label {low if low < 0 else high} is out of range for {classes} classes (0..{classes - 1})"
-        )
+        raise RecollectError(f"{what}: label {low if low < 0 else high} is out of range for {classes} classes (0..{classes - 1})")

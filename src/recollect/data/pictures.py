@@ -42,9 +42,7 @@ def _tiny_names(words: Path, wnids: list[str]) -> tuple[str, ...]:
     fields = (line.partition("\t") for line in _lines(words)) if words.is_file() else ()
     known = {wnid: synonyms.split(",")[0].strip() for wnid, _, synonyms in fields}
     names = [known.get(wnid) or wnid for wnid in wnids]
-    return tuple(
-        name if names.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True)
-    )
+    return tuple(name if names.count(name) == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
 
 
 def _lines(path: Path) -> list[str]:
@@ -139,9 +137,7 @@ def hugging_face(name: str, size: int | None) -> Parts:
 def _from_rows(what: str, rows: Any, image: str, label: str, size: int | None) -> Split:
     labels = list(rows[label])
     if None in labels:
-        raise RecollectError(
-            f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset"
-        )
+        raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
     names = [f"{what}[{i}]" for i in range(len(labels))]
     return from_numpy(_stack(names, lambda i: rows[i][image], size), labels)
 
@@ -161,14 +157,12 @@ def _from_files(labelled: list[tuple[Path, int]], size: int | None, mode: str | 
     return from_numpy(images, [label for _, label in labelled])
 
 
-def _stack(
-    names: list[str], picture: Callable[[int], "Image | None"], size: int | None, mode: str | None = None
-) -> np.ndarray:
+def _stack(names: list[str], picture: Callable[[int], "Image | None"], size: int | None, mode: str | None = None) -> np.ndarray:
     """Pictures of one size and channel count as uint8 [N, C, H, W]; `picture` opens them by number."""
     stack = np.empty((len(names), 0, 0, 0), np.uint8)
     for i, name in enumerate(names):
         with parsing(f"{name}: not a picture, or a damaged one", "replace it or move it out of the dataset"):
-            pixels = _pixels(name, picture(i), size, mode)
+            pixels = pixels_of(name, picture(i), size, mode)
         if i == 0:
             stack = np.empty((len(names), *pixels.shape), np.uint8)
         (first_c, first_h, first_w), (c, h, w) = stack[0].shape, pixels.shape
@@ -182,7 +176,7 @@ def _stack(
     return stack
 
 
-def _pixels(name: str, picture: "Image | None", size: int | None, mode: str | None) -> np.ndarray:
+def pixels_of(name: str, picture: "Image | None", size: int | None, mode: str | None) -> np.ndarray:
     """uint8 [1 or 3, H, W] of one picture: grey stays grey (16 bits lose the lower 8), all else becomes RGB."""
     from PIL import Image
 

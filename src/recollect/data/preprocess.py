@@ -180,9 +180,7 @@ def _load_zca(folder: Path, name: str) -> Zca:
     except OSError as error:
         raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
     if _file_name(data) != name:
-        raise RecollectError(
-            f"the whitening file {path} is damaged: its content does not match its name; copy it again"
-        )
+        raise RecollectError(f"the whitening file {path} is damaged: its content does not match its name; copy it again")
     try:
         tensors = safetensors.torch.load(data)
         zca = Zca(tensors["mean"], tensors["matrix"])

@@ -28,9 +28,7 @@ def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise RecollectError(
-            f"{path}: cannot be read ({error.strerror}): check that it is a file you may read"
-        ) from error
+        raise RecollectError(f"{path}: cannot be read ({error.strerror}): check that it is a file you may read") from error
 
 
 @contextmanager
@@ -91,9 +89,7 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
     start = 4 + 4 * dimensions
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) != start + math.prod(shape):
-        raise RecollectError(
-            f"{path}: {len(raw)} bytes, but its header ({shape}) asks for {start + math.prod(shape)}: {AGAIN}"
-        )
+        raise RecollectError(f"{path}: {len(raw)} bytes, but its header ({shape}) asks for {start + math.prod(shape)}: {AGAIN}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
@@ -250,9 +246,7 @@ def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise RecollectError(
-            f"{what} is {list(images.shape)}: make it [N, H, W], [N, H, W, 1 or 3] or [N, 1 or 3, H, W]"
-        )
+        raise RecollectError(f"{what} is {list(images.shape)}: make it [N, H, W], [N, H, W, 1 or 3] or [N, 1 or 3, H, W]")
     if images.dtype == np.uint8:
         return images
     if images.dtype.kind != "f":
@@ -260,9 +254,7 @@ def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
     if not np.isfinite(images).all():
         raise RecollectError(f"{what} has NaN or infinite values: remove the damaged images")
     if images.size and (images.min() < 0 or images.max() > 1):
-        raise RecollectError(
-            f"{what} has floats in {images.min():g}..{images.max():g}: scale them to 0..1 or save uint8"
-        )
+        raise RecollectError(f"{what} has floats in {images.min():g}..{images.max():g}: scale them to 0..1 or save uint8")
     return np.rint(images.astype(np.float32) * 255).astype(np.uint8)
 
 

@@ -39,9 +39,7 @@ def passes(
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
     if major < 8 and wanted != "fp32":
-        _say(
-            f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32"
-        )
+        _say(f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32")
         wanted = "fp32"
     reason = _unfit(network)
     if reason is None:
@@ -94,7 +92,11 @@ def any_network(network: Network, compile: bool = False) -> General:
     """The passes for a network on any device: a chain's by hand, others' from its loss."""
     if chain.fits(network):
         return chain.Chain(network)
-    return General(network, (unroll.compiled if compile else unroll.eager)(network.loss))
+    if not compile:
+        return General(network, unroll.eager(network.loss))
+    from recollect.fast.compiled import compiled  # takes a second to import
+
+    return General(network, compiled(network.loss))
 
 
 def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from recollect import unroll
 from recollect.config import Recipe
+from recollect.fast import Compute
+from recollect.fast.compiled import compiled
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import Engine, precision
 from recollect.fast.flat import Flat, General
-from recollect.fast.train import train
 from recollect.memory import recall
 from recollect.nets import Network, Params
 from recollect.show import terminal
+from recollect.training import train
 from recollect.unroll import MetaGradient
 
 SHAPE, CLASSES, PER_CLASS = (3, 32, 32), 10, 115  # a recall of CIFAR-10 at 1 image per class
@@ -52,9 +54,7 @@ def problem(setting: Setting, kind: torch.dtype = torch.float32) -> tuple[Params
     addressing = torch.randn(PER_CLASS, CLASSES, 46, generator=generator) * 46**-0.5
     images = recall(bases, addressing, torch.eye(CLASSES), SHAPE[1:])
     labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS)
-    picks = torch.stack(
-        [torch.randperm(len(labels), generator=generator)[: setting.batch] for _ in range(setting.steps)]
-    )
+    picks = torch.stack([torch.randperm(len(labels), generator=generator)[: setting.batch] for _ in range(setting.steps)])
     real = torch.randn(setting.real, 3, 16, 16, generator=generator)
     query = nn.functional.interpolate(real, size=SHAPE[1:], mode="bilinear"), torch.arange(setting.real) % CLASSES
     params = Network("convnet", SHAPE, CLASSES).fresh(0)
@@ -79,12 +79,12 @@ def published_loop(params: Params, images: Tensor, labels: Tensor, batches: Tens
         return nn.functional.cross_entropy(torch.func.functional_call(network, weights, (x,)), y)
 
     kept, theta = [], {name: p.detach().requires_grad_() for name, p in params.items()}
-    speed = {name: torch.zeros_like(p) for name, p in params.items()}
+    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
         kept.append({name: p.detach().cpu() for name, p in theta.items()})
         gradient = torch.autograd.grad(loss(theta, images[rows], labels[rows]), list(theta.values()))
-        speed = {name: momentum * speed[name] + g for name, g in zip(names, gradient, strict=True)}
-        theta = {name: (p - lr * speed[name]).detach().requires_grad_() for name, p in theta.items()}
+        velocity = {name: momentum * velocity[name] + g for name, g in zip(names, gradient, strict=True)}
+        theta = {name: (p - lr * velocity[name]).detach().requires_grad_() for name, p in theta.items()}
     value = loss(theta, *query)
     slope = dict(zip(names, torch.autograd.grad(value, list(theta.values())), strict=True))
     mu, by_images = {name: torch.zeros_like(p) for name, p in slope.items()}, torch.zeros_like(images)
@@ -116,7 +116,7 @@ def engine_speed(profile: bool, save: Callable[[dict[str, Any]], None]) -> dict[
     rate, bandwidth = _matrix_rate(), _copy_bandwidth()
     found: dict[str, Any] = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
     terminal.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
-    passes = {"eager": unroll.eager(network.loss), "compiled": unroll.compiled(network.loss)}
+    passes = {"eager": unroll.eager(network.loss), "compiled": compiled(network.loss)}
     for setting in SETTINGS:
         rows: dict[str, Any] = {}
         for name, (mode, rounds, way) in _ways(setting, network, passes).items():
@@ -172,14 +172,14 @@ def _ways(setting: Setting, network: Network, passes: dict[str, unroll.Passes]) 
     return ways
 
 
-def evaluation_seconds(mode: str, networks: int = 20) -> float:
+def evaluation_seconds(mode: Compute, networks: int = 20) -> float:
     """The paper's protocol on a recall of CIFAR-10 at 1 image per class, once its kernels are compiled."""
     _, images, labels, _, _ = problem(Setting("", 1, 1))
-    flat = ConvNet(Network("convnet", SHAPE, CLASSES), mode)
-    train(flat, [(images, labels)], Recipe(epochs=2), [0], "cuda", mode)
+    network, part = Network("convnet", SHAPE, CLASSES), (images, labels)
+    train(network, [part], Recipe(epochs=2), [0], "cuda", mode)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    train(flat, [(images, labels)] * networks, Recipe(), list(range(networks)), "cuda", mode)
+    train(network, [part] * networks, Recipe(), list(range(networks)), "cuda", mode)
     torch.cuda.synchronize()
     return time.perf_counter() - began
 
@@ -317,11 +317,7 @@ def exactness(save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         noise = torch.Generator("cuda").manual_seed(0)
         for p in double[0].values():
             p += p * (torch.rand(p.shape, generator=noise, device="cuda", dtype=p.dtype) - 0.5) * 2**-23
-        note(
-            f"{name}, float64 from weights rounded to float32",
-            unroll.metagradient(net.loss, *double, **OPTIONS).images,
-            exact,
-        )
+        note(f"{name}, float64 from weights rounded to float32", unroll.metagradient(net.loss, *double, **OPTIONS).images, exact)
         for mode in modes:
             given = Engine(ConvNet(net, mode), mode).metagradient(*single, **OPTIONS).images
             note(f"{name}, {mode}", given.double(), exact)

@@ -100,9 +100,7 @@ class Chain(General):
         return super().held(images, adjoint) + images * patches * 4 * (5 if adjoint else 2)
 
     def pack(self, params: Params) -> Tensor:
-        inward = {
-            name: p.reshape(len(p), *self.inputs[name]).mT if name in self.inputs else p for name, p in params.items()
-        }
+        inward = {name: p.reshape(len(p), *self.inputs[name]).mT if name in self.inputs else p for name, p in params.items()}
         return nn.functional.pad(super().pack(inward), (0, -self.size % ALIGNED))
 
     def _views(self, vector: Tensor) -> Params:
@@ -143,9 +141,7 @@ class Chain(General):
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
-    def judges(
-        self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
         labels = labels.expand(count, labels.shape[-1])
@@ -167,10 +163,10 @@ class Chain(General):
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
-        chances = _wide(logits).softmax(-1)
-        back = _by_logits(chances, labels, total).to(logits)
-        moved = chances * dot
-        back_dot = ((moved - chances * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])).to(logits)
+        probabilities = _wide(logits).softmax(-1)
+        back = _by_logits(probabilities, labels, total).to(logits)
+        moved = probabilities * dot
+        back_dot = ((moved - probabilities * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])).to(logits)
         found, slopes = self._empty(vectors)
         for number in reversed(range(1, len(layers))):
             layer, move, slope, below = layers[number], moves[number], slopes[number], alive[number - 1]
@@ -293,7 +289,7 @@ def _wide(numbers: Tensor) -> Tensor:
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
-def _by_logits(chances: Tensor, labels: Tensor, total: int | None) -> Tensor:
+def _by_logits(probabilities: Tensor, labels: Tensor, total: int | None) -> Tensor:
     """The gradient of the mean cross-entropy."""
-    right = labels[..., None] == torch.arange(chances.shape[-1], device=labels.device)
-    return (chances - right.to(chances)) / (total or labels.shape[1])
+    right = labels[..., None] == torch.arange(probabilities.shape[-1], device=labels.device)
+    return (probabilities - right.to(probabilities)) / (total or labels.shape[1])

@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recollect.fast import edge_kernels as edges_written
 from recollect.fast import kernels as written
 from recollect.nets import InstanceNorm, Network, Params
 
 aten = torch.ops.aten
 kernels: Any = written  # launched as kernel[grid](...), which no type checker knows
+edges: Any = edges_written
 CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 TILES = {
     ("forward", "first", False): (64, 32, 4, 3, 4),
@@ -123,11 +125,7 @@ class ConvNet:
         parts, width = {}, self.width
         rows = vector[: self.rows * width].view(self.rows, width)
         for number, block in enumerate(self.blocks):
-            weight = (
-                vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width)
-                if number
-                else rows[: self.patch]
-            )
+            weight = vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width) if number else rows[: self.patch]
             parts[f"{block.name}.weight"] = weight
             parts[f"{block.norm}.weight"], parts[f"{block.norm}.bias"] = rows[block.row], rows[block.row + 1]
         head = vector[self.head_at :]
@@ -300,7 +298,7 @@ class _Launch:
         self.patches = self._new(self.count, side * side, net.patch)
         self.gram = self._new(self.count, self.parts["PARTS"], net.patch, net.patch, kind=torch.float32)
         self.partial = self._new(self.count, net.rows, net.width, kind=torch.float32)
-        kernels.unfold[(self.count, self.parts["PARTS"])](
+        edges.unfold[(self.count, self.parts["PARTS"])](
             images.contiguous(), self.patches, self.gram,
             PIXELS=pixels, K=net.patch, **self.shared, **self.dots,
         )  # fmt: skip
@@ -347,9 +345,7 @@ class _Launch:
         gy, dgy = (None, None) if both is None else self._halves(both, swapped=True)
         tiles = _tiles("backward", block, net, fused, self.tangent)
         parts = net.width // tiles["CHANNELS"]
-        self.by_patch = (
-            self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
-        )
+        self.by_patch = self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
         gamma, beta = given.norm(block)
         kernels.backward[(self.count, parts)](
             y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),
@@ -371,7 +367,7 @@ class _Launch:
     def total(self, found: Tensor) -> None:
         """The rows that backward left for each image, added up at the head of the vector."""
         shape = {"ALL_ROWS": self.net.rows, "C": self.net.width, "ROWS": 64, "CHANNELS": 16}
-        kernels.total[(self.net.rows, self.net.width // 16)](self.partial, found, self.count, **shape)
+        edges.total[(self.net.rows, self.net.width // 16)](self.partial, found, self.count, **shape)
 
     def fold(self) -> Tensor:
         """The gradient by the images, from that by their patches."""
@@ -380,7 +376,7 @@ class _Launch:
         by_images = self._new(self.count, net.channels, net.source, net.source, kind=torch.float32)
         pixels = _power(net.source**2, 16, most=256)
         grid = (self.count, net.channels, -(-(net.source**2) // pixels))
-        kernels.fold[grid](parts, by_images, self.count, PARTS=len(parts), PIXELS=pixels, **self.shared)
+        edges.fold[grid](parts, by_images, self.count, PARTS=len(parts), PIXELS=pixels, **self.shared)
         return by_images
 
     def head(self, features: Tensor, given: _Given, moved: "_Given | None", labels: Tensor, total: int, out):
@@ -396,11 +392,11 @@ class _Launch:
         shape |= {"BLOCK": min(4096 // net.padded, net.features), "TANGENT": self.tangent, "num_stages": 3, **self.dots}
         weight, bias = given.head
         dweight, dbias = moved.head if moved else (None, None)
-        kernels.head[(-(-self.count // 16),)](
+        edges.head[(-(-self.count // 16),)](
             a, da, weight, dweight, bias, dbias, labels.contiguous(), losses, ge, dge, ga, dga, self.count, total, **shape
         )  # fmt: skip
         shape |= {"BLOCK": 16, "ROWS": 64, "num_warps": 2}
-        kernels.head_weights[(net.features // 16,)](a, da, ge, dge, *out, self.count, **shape)
+        edges.head_weights[(net.features // 16,)](a, da, ge, dge, *out, self.count, **shape)
         return both, losses
 
 

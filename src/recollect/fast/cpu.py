@@ -119,9 +119,7 @@ class _Given:
         first, *rest = (self.parts[f"{block.name}.weight"].to(net.kind) for block in net.blocks)
         self.weights = [first, *(weight.permute(0, 3, 1, 2) for weight in rest)]
         self.head = self.parts[f"{net.linear}.weight"], self.parts[f"{net.linear}.bias"]
-        self.norms = [
-            [self.parts[f"{block.norm}.{name}"].numpy() for name in ("weight", "bias")] for block in net.blocks
-        ]
+        self.norms = [[self.parts[f"{block.norm}.{name}"].numpy() for name in ("weight", "bias")] for block in net.blocks]
 
 
 def _value(given: _Given, images: Tensor, labels: Tensor, found: Tensor, total: int) -> Tensor:

@@ -138,12 +138,8 @@ def forward(y, dy, ddy, gamma, beta, dgamma, dbeta, a, da, stats, alive, above, 
                     slope = gain * scale
                     h0, h1 = y0 * slope + offset > ZERO, y1 * slope + offset > ZERO
                     h2, h3 = y2 * slope + offset > ZERO, y3 * slope + offset > ZERO
-                    total = ((y0 if h0 else ZERO) + (y1 if h1 else ZERO)) + (
-                        (y2 if h2 else ZERO) + (y3 if h3 else ZERO)
-                    )
-                    count = ((ONE if h0 else ZERO) + (ONE if h1 else ZERO)) + (
-                        (ONE if h2 else ZERO) + (ONE if h3 else ZERO)
-                    )
+                    total = ((y0 if h0 else ZERO) + (y1 if h1 else ZERO)) + ((y2 if h2 else ZERO) + (y3 if h3 else ZERO))
+                    count = ((ONE if h0 else ZERO) + (ONE if h1 else ZERO)) + ((ONE if h2 else ZERO) + (ONE if h3 else ZERO))
                     total *= scale
                     a[n, s, c] = narrow((total * gain + count * offset) * QUARTER, a)
                     alive[n, s, c] = np.uint8(count)
@@ -257,10 +253,7 @@ def unfold(images, padding, patches, across):
             first, last = max(0, -right), min(side, width - right)
             for row in range(max(0, -down), min(side, height - down)):
                 start = (n * side + row) * side
-                source, into = (
-                    images[n, c, row + down, first + right : last + right],
-                    across[k, start + first : start + last],
-                )
+                source, into = (images[n, c, row + down, first + right : last + right], across[k, start + first : start + last])
                 for column in range(len(source)):
                     into[column] = narrow(source[column], across)
 

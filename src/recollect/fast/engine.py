@@ -47,9 +47,7 @@ def precision(name: str, benchmark: bool = False) -> Iterator[None]:
         before = products.allow_tf32, products.allow_bf16_reduced_precision_reduction
         products.allow_tf32, products.allow_bf16_reduced_precision_reduction = name != "fp32", False
         try:
-            with torch.backends.cudnn.flags(
-                enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=name != "fp32"
-            ):
+            with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=name != "fp32"):
                 yield
         finally:
             products.allow_tf32, products.allow_bf16_reduced_precision_reduction = before
@@ -100,8 +98,7 @@ class Engine:
         if any(start.batches.shape != starts[0].batches.shape for start in starts):
             raise ValueError("inner networks side by side need batches of the same shape")
         names = tuple(
-            tuple((name, n.shape[1]) for name, n in start.augment.numbers.items()) if start.augment else ()
-            for start in starts
+            tuple((name, n.shape[1]) for name, n in start.augment.numbers.items()) if start.augment else () for start in starts
         )
         shapes = (len(starts), batch, images.shape, query[0].shape, images.dtype, images.device)
         capacity = max(steps, longest or 0)
@@ -112,9 +109,7 @@ class Engine:
             flat = Pieces(self.flat, self.most) if self.most else self.flat
             try:
                 with precision(self.compute, self.flat.benchmark):
-                    self.plans[key] = _Plan(
-                        flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser
-                    )
+                    self.plans[key] = _Plan(flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser)
             except torch.OutOfMemoryError:
                 largest = self.most or max(batch, query[1].shape[-1])
                 if largest == 1 or not self.flat.splits:
@@ -137,9 +132,7 @@ class Engine:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        warnings.warn(
-            f"out of GPU memory: going on with at most {most} images in one pass (exact, slower)", stacklevel=3
-        )
+        warnings.warn(f"out of GPU memory: going on with at most {most} images in one pass (exact, slower)", stacklevel=3)
 
 
 class _Inner:
@@ -200,9 +193,7 @@ class _Plan:
         alike = len({tuple(start.augment.numbers) if start.augment else () for start in starts}) == 1
         each = [range(k, k + 1) for k in range(len(starts))]
         self.groups = [range(len(starts))] if flat.stacks and alike else each
-        self.inner = [
-            _Inner([starts[k] for k in group], images, size, window, capacity, kinds) for group in self.groups
-        ]
+        self.inner = [_Inner([starts[k] for k in group], images, size, window, capacity, kinds) for group in self.groups]
         pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
             captured(lambda step=step: self._side_by_side(step), images.device, pool)

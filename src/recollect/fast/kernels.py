@@ -29,16 +29,14 @@ EPSILON = tl.constexpr(1e-5)
 
 
 @triton.jit
-def _y(
-    y, more, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, DOT: tl.constexpr
-):
+def _y(y, more, x, w, n, r, c, SIDE: tl.constexpr, C: tl.constexpr, K: tl.constexpr, FUSED: tl.constexpr, DOT: tl.constexpr):
     """y at pixels r and channels c of image n: read, as a sum of two if there is `more`; or multiplied anew."""
     if FUSED:
         k = tl.arange(0, K)
         patches = tl.load(x + (n * SIDE * SIDE + r)[:, None] * K + k[None, :])
         return tl.dot(patches, w, input_precision=DOT)
     else:
-        at = (n * SIDE * SIDE + _pixel(r, SIDE))[:, None] * C + c[None, :]
+        at = (n * SIDE * SIDE + pixel_of(r, SIDE))[:, None] * C + c[None, :]
         value = tl.load(y + at).to(tl.float32)
         if more is not None:
             value += tl.load(more + at).to(tl.float32)
@@ -46,7 +44,7 @@ def _y(
 
 
 @triton.jit
-def _pixel(r, SIDE: tl.constexpr):
+def pixel_of(r, SIDE: tl.constexpr):
     """Where pixel r lies in the map, row by row."""
     HALF: tl.constexpr = SIDE // 2
     SQUARES: tl.constexpr = HALF * HALF
@@ -283,9 +281,7 @@ def backward(
         if TANGENT:
             dweight = tl.load(dw + k[:, None] * C + c[None, :])
             linear += dweight.to(tl.float32) * A[None, :]
-            across = tl.dot(
-                weight.to(tl.float32) * A[None, :], tl.trans(dweight.to(tl.float32)), input_precision=SMALL_DOT
-            )
+            across = tl.dot(weight.to(tl.float32) * A[None, :], tl.trans(dweight.to(tl.float32)), input_precision=SMALL_DOT)
             across += tl.dot(linear, tl.trans(weight.to(tl.float32)), input_precision=SMALL_DOT)
             constant = tl.sum(dweight.to(tl.float32) * B[None, :] + weight.to(tl.float32) * E[None, :], 1)
             constant -= tl.sum(patch[:, None] * across, 0)
@@ -308,7 +304,7 @@ def backward(
         if WHOLE:
             here = all_y * slope + shift > 0
             value = all_y - mean[None, :]
-            out = (n * PIXELS + _pixel(pixels, SIDE))[:, None] * C + c[None, :]
+            out = (n * PIXELS + pixel_of(pixels, SIDE))[:, None] * C + c[None, :]
             by_y = tl.where(here, _spread(u), 0.0) + A[None, :] * value + B[None, :]
             tl.store(gy + out, by_y.to(gy.dtype.element_ty))
             if TANGENT:
@@ -334,7 +330,7 @@ def backward(
                     value = _y(y, None, None, None, n, r, c, SIDE, C, K, FUSED, DOT)
                     here = value * slope + shift > 0
                     value -= mean[None, :]
-                    out = (n * PIXELS + _pixel(r, SIDE))[:, None] * C + c[None, :]
+                    out = (n * PIXELS + pixel_of(r, SIDE))[:, None] * C + c[None, :]
                     by_y = tl.where(here, u, 0.0) + A[None, :] * value + B[None, :]
                     tl.store(gy + out, by_y.to(gy.dtype.element_ty))
                     if TANGENT:
@@ -343,151 +339,3 @@ def backward(
                         tl.store(dgy + out, dby_y.to(dgy.dtype.element_ty))
     if FUSED:
         tl.store(part[None, :] + k[:, None] * C, by_weight)
-
-
-@triton.jit
-def unfold(
-    images, x, gram, PIXELS: tl.constexpr,
-    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The 3x3 patches of PIXELS pixels of an image, [pixels, K], zero beyond their 9 INPUTS values; and the sum of products of
-    these patches, each with a 1 behind its values, so that their sum is among the products."""
-    n = tl.program_id(0)
-    k = tl.arange(0, K)[:, None]
-    r = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)
-    pixel = _pixel(r, SIDE)[None, :]
-    down = k // 3 % 3 - PADDING
-    right = k % 3 - PADDING
-    row = pixel // SIDE + down
-    column = pixel % SIDE + right
-    inside = (k < 9 * INPUTS) & (row >= 0) & (row < SOURCE) & (column >= 0) & (column < SOURCE)
-    at = (n * INPUTS + k // 9) * SOURCE * SOURCE + down * SOURCE + right + pixel // SIDE * SOURCE + pixel % SIDE
-    patches = tl.load(images + at, mask=inside, other=0.0).to(
-        x.dtype.element_ty
-    )  # [K, pixels]: neighbours side by side
-    tl.store(x + (n * SIDE * SIDE + r)[:, None] * K + tl.arange(0, K)[None, :], tl.trans(patches))
-    marked = tl.where(k == 9 * INPUTS, 1.0, patches.to(tl.float32)).to(x.dtype.element_ty)
-    out = (n * tl.num_programs(1) + tl.program_id(1)) * K * K + k * K + tl.arange(0, K)[None, :]
-    tl.store(gram + out, tl.dot(marked, tl.trans(marked), input_precision=DOT))
-
-
-@triton.jit
-def fold(
-    gx, by_images, images, PARTS: tl.constexpr,
-    SOURCE: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr, INPUTS: tl.constexpr, PIXELS: tl.constexpr,
-):  # fmt: skip
-    """The way back: the gradient by an image from the PARTS of that by its patches. PIXELS pixels of one of its channels."""
-    HALF: tl.constexpr = SIDE // 2
-    SQUARES: tl.constexpr = HALF * HALF
-    n = tl.program_id(0)
-    channel = tl.program_id(1)
-    pixel = tl.program_id(2) * PIXELS + tl.arange(0, PIXELS)
-    total = tl.zeros([PIXELS], tl.float32)
-    for tap in tl.static_range(9):
-        row = pixel // SOURCE + PADDING - tap // 3
-        column = pixel % SOURCE + PADDING - tap % 3
-        inside = (row >= 0) & (row < SIDE) & (column >= 0) & (column < SIDE) & (pixel < SOURCE * SOURCE)
-        r = (row % 2 * 2 + column % 2) * SQUARES + row // 2 * HALF + column // 2
-        for part in tl.static_range(PARTS):
-            at = (((part * images + n) * INPUTS + channel) * 9 + tap) * SIDE * SIDE + r
-            total += tl.load(gx + at, mask=inside, other=0.0).to(tl.float32)
-    out = (n * INPUTS + channel) * SOURCE * SOURCE + pixel
-    tl.store(by_images + out, total, mask=pixel < SOURCE * SOURCE)
-
-
-@triton.jit
-def total(partial, out, images, ALL_ROWS: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
-    """The sum over images of one of the rows that backward left for each."""
-    row = tl.program_id(0)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    sums = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for start in range(0, images, ROWS):
-        n = start + tl.arange(0, ROWS)
-        at = (n[:, None] * ALL_ROWS + row) * C + c[None, :]
-        sums += tl.load(partial + at, mask=(n < images)[:, None], other=0.0)
-    tl.store(out + row * C + c, tl.sum(sums, 0))
-
-
-@triton.jit
-def head(
-    a, da, w, dw, bias, dbias, labels, losses, ge, dge, ga, dga, images, total,
-    FEATURES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TANGENT: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The linear layer and cross-entropy for ROWS images: losses, ge = dL/dlogits, ga = dL/da; and their tangents.
-
-    The loss is the mean over `total` images; classes are padded to PADDED.
-    """
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = n < images
-    e = tl.arange(0, PADDED)
-    real = e < CLASSES
-    f = tl.arange(0, BLOCK)
-    logits = tl.zeros([ROWS, PADDED], tl.float32)
-    dlogits = tl.zeros([ROWS, PADDED], tl.float32)
-    for start in range(0, FEATURES, BLOCK):
-        at = n[:, None] * FEATURES + start + f[None, :]
-        weights = tl.load(w + e[None, :] * FEATURES + start + f[:, None], mask=real[None, :], other=0.0)
-        features = tl.load(a + at, mask=here[:, None], other=0.0)
-        logits += tl.dot(features, weights, input_precision=DOT)
-        if TANGENT:
-            dfeatures = tl.load(da + at, mask=here[:, None], other=0.0)
-            dweights = tl.load(dw + e[None, :] * FEATURES + start + f[:, None], mask=real[None, :], other=0.0)
-            dlogits += tl.dot(dfeatures, weights, input_precision=DOT)
-            dlogits += tl.dot(features, dweights, input_precision=DOT)
-    logits += tl.load(bias + e, mask=real, other=0.0)[None, :]
-    logits = tl.where(real[None, :], logits, float("-inf"))
-    logits -= tl.max(logits, 1)[:, None]
-    exponentials = tl.exp(logits)
-    sums = tl.sum(exponentials, 1)
-    p = exponentials / sums[:, None]
-    mine = e[None, :] == tl.load(labels + n, mask=here, other=0)[:, None]
-    tl.store(losses + n, tl.log(sums) - tl.sum(tl.where(mine, logits, 0.0), 1), mask=here)
-    kind = a.dtype.element_ty
-    by_logits = tl.where(here[:, None], (p - tl.where(mine, 1.0, 0.0)) / total, 0.0).to(kind)
-    tl.store(ge + n[:, None] * PADDED + e[None, :], by_logits, mask=here[:, None])
-    if TANGENT:
-        dlogits += tl.load(dbias + e, mask=real, other=0.0)[None, :]
-        moved = p * (dlogits - tl.sum(p * dlogits, 1)[:, None]) / total
-        dby_logits = tl.where(here[:, None], moved, 0.0).to(kind)
-        tl.store(dge + n[:, None] * PADDED + e[None, :], dby_logits, mask=here[:, None])
-    for start in range(0, FEATURES, BLOCK):
-        at = n[:, None] * FEATURES + start + f[None, :]
-        weights = tl.load(w + e[:, None] * FEATURES + start + f[None, :], mask=real[:, None], other=0.0)
-        by_a = tl.dot(by_logits, weights, input_precision=DOT)
-        tl.store(ga + at, by_a.to(kind), mask=here[:, None])
-        if TANGENT:
-            dweights = tl.load(dw + e[:, None] * FEATURES + start + f[None, :], mask=real[:, None], other=0.0)
-            dby_a = tl.dot(dby_logits, weights, input_precision=DOT)
-            dby_a += tl.dot(by_logits, dweights, input_precision=DOT)
-            tl.store(dga + at, dby_a.to(kind), mask=here[:, None])
-
-
-@triton.jit
-def head_weights(
-    a, da, ge, dge, by_w, by_bias, images,
-    FEATURES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TANGENT: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The gradient by the linear layer's weights (its tangent, with TANGENT) for BLOCK features."""
-    f = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    e = tl.arange(0, PADDED)
-    total = tl.zeros([PADDED, BLOCK], tl.float32)
-    bias = tl.zeros([PADDED], tl.float32)
-    for start in range(0, images, ROWS):
-        n = start + tl.arange(0, ROWS)
-        here = n < images
-        features = tl.load(a + n[:, None] * FEATURES + f[None, :], mask=here[:, None], other=0.0)
-        by_logits = tl.load(ge + n[None, :] * PADDED + e[:, None], mask=here[None, :], other=0.0)
-        if TANGENT:
-            dfeatures = tl.load(da + n[:, None] * FEATURES + f[None, :], mask=here[:, None], other=0.0)
-            dby_logits = tl.load(dge + n[None, :] * PADDED + e[:, None], mask=here[None, :], other=0.0)
-            total += tl.dot(by_logits, dfeatures, input_precision=DOT)
-            total += tl.dot(dby_logits, features, input_precision=DOT)
-            bias += tl.sum(dby_logits.to(tl.float32), 1)
-        else:
-            total += tl.dot(by_logits, features, input_precision=DOT)
-            bias += tl.sum(by_logits.to(tl.float32), 1)
-    tl.store(by_w + e[:, None] * FEATURES + f[None, :], total, mask=e[:, None] < CLASSES)
-    if tl.program_id(0) == 0:
-        tl.store(by_bias + e, bias, mask=e < CLASSES)

@@ -76,9 +76,9 @@ class Spanned(Chain):
 def by_images(
     engine: Engine, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], bases: Tensor,
     **options: Any,
-) -> Tensor:  # fmt: skip
-    """The metagradient by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned passes. For SGD,
-    and for images that nothing takes out of the span."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Losses [S] and metagradients by images [S, N, C, H, W] in the span of bases [S, K, C, H, W], by an engine of Spanned
+    passes. For SGD, and for images that nothing takes out of the span."""
     flat = engine.flat
     assert isinstance(flat, Spanned)
     assert options.get("optimiser", "sgd") == "sgd"
@@ -99,7 +99,8 @@ def by_images(
         [flat.bases, flat.width, flat.width], -1
     )  # fmt: skip
     back = flat.backs[torch.Size([*real.shape[:2], flat.width])]
-    return (within @ frame + by_weights @ outer + (by_slope @ back.mT) @ rest).view(images.shape)
+    by_pixels = within @ frame + by_weights @ outer + (by_slope @ back.mT) @ rest
+    return torch.stack([each.loss for each in found]), by_pixels.view(images.shape)
 
 
 def orthonormal(rows: Tensor) -> Tensor:
@@ -107,11 +108,7 @@ def orthonormal(rows: Tensor) -> Tensor:
     other to rounding, in directions that no combination of them goes far in."""
     exact = rows.double()
     products = exact @ exact.mT
-    mean = (
-        products.diagonal(dim1=-2, dim2=-1)
-        .mean(-1)[..., None, None]
-        .clamp_min(torch.finfo(exact.dtype).tiny / SMALLEST)
-    )
+    mean = products.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None].clamp_min(torch.finfo(exact.dtype).tiny / SMALLEST)
     unit = torch.eye(rows.shape[-2], dtype=exact.dtype, device=exact.device)
     lower = torch.linalg.cholesky_ex(products + SMALLEST * mean * unit).L  # whose errors a GPU would wait for
     return torch.linalg.solve_triangular(lower, exact, upper=False).to(rows.dtype)

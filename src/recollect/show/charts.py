@@ -33,10 +33,7 @@ from recollect.show.tables import PAPER, PAPER_MEMORY, PAPER_PER_CLASS
 
 MOST_POINTS = 150  # of a curve: each the mean of as many steps as it takes, with their range as a band
 OF_KIND = {"memory": (BLUE, "o"), "per-class images": (GREEN, "D"), "random real images": (PURPLE, "P")}
-THEIRS = (
-    (PAPER_MEMORY, f"memory ({PAPER})", VERMILION, "s"),
-    (PAPER_PER_CLASS, f"per-class images ({PAPER})", QUIET, "^"),
-)
+THEIRS = ((PAPER_MEMORY, f"memory ({PAPER})", VERMILION, "s"), (PAPER_PER_CLASS, f"per-class images ({PAPER})", QUIET, "^"))
 CURVES = {"loss": "outer loss", "norm": "norm of the outer gradient", "validation": "validation accuracy, %"}
 MOMENTUM = {"full": "full momentum", "forward-only": "forward-only momentum", "none": "no momentum"}
 
@@ -84,9 +81,7 @@ def _bridge(point: Measured) -> str:
     return "none" if point.config.get("inner_momentum") == 0 else str(point.config.get("bridge"))
 
 
-def _against(
-    points: Sequence[Measured], setting: str, words: str, line: Callable[[Measured], str], log: bool
-) -> Figure:
+def _against(points: Sequence[Measured], setting: str, words: str, line: Callable[[Measured], str], log: bool) -> Figure:
     figure = new(COLUMN, 2.5)
     axes = figure.subplots()
     named = _named(points, line)

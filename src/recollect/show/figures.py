@@ -74,9 +74,7 @@ def draw(figure: str, paths: Sequence[Path], classes: Sequence[str] = ()) -> Fig
     if figure not in FIGURES:
         raise unknown("figure", figure, FIGURES)
     if not paths:
-        raise RecollectError(
-            f"nothing to draw '{figure}' from: give a memory file, the folder of a run, or a JSON result"
-        )
+        raise RecollectError(f"nothing to draw '{figure}' from: give a memory file, the folder of a run, or a JSON result")
     if classes and figure not in WITH_CLASSES:
         raise RecollectError(f"--classes is for {' and '.join(WITH_CLASSES)}: leave it out of '{figure}'")
     sources = [read(Path(path)) for path in paths]
@@ -87,9 +85,7 @@ def draw(figure: str, paths: Sequence[Path], classes: Sequence[str] = ()) -> Fig
 
 def _one(sources: list[Source]) -> Source:
     if len(sources) > 1:
-        raise RecollectError(
-            f"this figure is of one memory, run or file, and {len(sources)} were given: draw each by itself"
-        )
+        raise RecollectError(f"this figure is of one memory, run or file, and {len(sources)} were given: draw each by itself")
     return sources[0]
 
 

@@ -21,9 +21,7 @@ def similarity(memory: Memory, query: Query = None) -> Figure:
     """Cosine similarity of the mean coefficients of each pair of classes, superclass by superclass where they are known."""
     labels = memory.labels(query).tolist()
     if memory.header.addressing == "one-hot":
-        raise RecollectError(
-            "the memory's addressing is one-hot: its classes share no bases, and have no similarity to show"
-        )
+        raise RecollectError("the memory's addressing is one-hot: its classes share no bases, and have no similarity to show")
     side = COLUMN if len(labels) <= 20 else min(PAGE, COLUMN + 0.05 * len(labels))
     figure = new(side, side * 0.94)
     title = f"similarity of classes, {short(memory.header.dataset, 24)}"
@@ -135,6 +133,4 @@ def _summary(table: np.ndarray) -> str:
     if table.shape[0] != table.shape[1] or np.isnan(np.tril(table)).any():
         return ""
     last, learned = table[-1], table.diagonal()
-    return f"RA {last.mean():.1f}, LA {learned.mean():.1f}, BTI {(last - learned).mean():+.1f}".replace(
-        "-", "\N{MINUS SIGN}"
-    )
+    return f"RA {last.mean():.1f}, LA {learned.mean():.1f}, BTI {(last - learned).mean():+.1f}".replace("-", "\N{MINUS SIGN}")

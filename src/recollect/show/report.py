@@ -21,6 +21,7 @@ from recollect.config import DistillConfig, to_json
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_atomically
 from recollect.memory import Memory
+from recollect.queries import Labels, Pictures
 from recollect.runs import Run
 from recollect.show import charts, heat, pictures, style
 from recollect.show.sources import Measured, is_number, metrics, of_memory
@@ -41,7 +42,7 @@ def write(folder: "Path | str") -> Path:
 def page(run: Run) -> str:
     """The report as HTML."""
     memory, points, lines = Memory.load(run.memory_path), of_memory(run.memory_path), metrics(run)
-    config = run.config
+    config = run.settings
     parts = [
         ("accuracy", "Accuracy", _accuracy(memory, points)),
         ("training", "Training", _training(lines)),
@@ -76,9 +77,7 @@ class Html(str):
 
 def tag(name: str, *content: "str | None", **attributes: object) -> Html:
     """An element; `class_` is written class, and what is None is left out."""
-    written = "".join(
-        f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None
-    )
+    written = "".join(f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None)
     inner = "".join(part if isinstance(part, Html) else _escaped(part) for part in content if part is not None)
     return Html(f"<{name}{written}>{inner}</{name}>")
 
@@ -134,7 +133,7 @@ def _shrunk(images: Tensor) -> Tensor:
 def _sentence(memory: Memory) -> str:
     count, matrices, classes = len(memory.bases), len(memory.addressing), len(memory.class_names)
     parts = f"{_number(count, 'base')} and {_number(matrices, 'addressing matri', 'x', 'ces')}"
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return f"{parts}, asked with pictures."
     shape = "x".join(map(str, memory.image_shape[1:]))
     each = f"{matrices:,} for each of {_number(classes, 'class', '', 'es')}"
@@ -153,7 +152,7 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
     tiles = [
         (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
         if best
-        else ("–", "accuracy not measured yet" if not memory.header.query else "asked with pictures"),
+        else ("–", "accuracy not measured yet" if isinstance(memory.asked, Labels) else "asked with pictures"),
         (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
         (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
         (_time(seconds) if seconds else "–", "to distil"),
@@ -162,7 +161,7 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
 
 
 def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return [tag("p", "This memory is asked with pictures: how well it answers depends on them.", class_="note")]
     if not points:
         return [tag("p", "Not measured yet. In this folder: ", tag("code", "recollect evaluate ."), class_="note")]
@@ -199,7 +198,7 @@ def _bases(memory: Memory) -> list[Html]:
 
 
 def _recalled(memory: Memory) -> list[Html]:
-    if memory.header.query:
+    if not isinstance(memory.asked, Labels):
         return [tag("p", "This memory is asked with pictures: what it recalls is for them to say.", class_="note")]
     if memory.image_shape[0] not in (1, 3):
         return [tag("p", f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.", class_="note")]
@@ -217,17 +216,12 @@ def _recalled(memory: Memory) -> list[Html]:
     note = f"{columns} of {len(memory.addressing):,} recalled images of each class, as pixels again"
     if is_cut:
         note += f"; the first {len(labels)} of {len(memory.class_names):,} classes"
-    return [
-        tag("div", *cards, class_="cards"),
-        tag("p", f"{note}. Each is stretched from black to white.", class_="note"),
-    ]
+    return [tag("div", *cards, class_="cards"), tag("p", f"{note}. Each is stretched from black to white.", class_="note")]
 
 
 def _similarity(memory: Memory) -> list[Html]:
-    if memory.header.query:
-        return [
-            tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")
-        ]
+    if not isinstance(memory.asked, Labels):
+        return [tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")]
     if memory.header.addressing == "one-hot":
         return [tag("p", "The addressing is one-hot: classes share no bases.", class_="note")]
     note = "Cosine similarity of the classes' mean coefficients: 1 where two classes mix the bases alike."
@@ -238,12 +232,10 @@ def _similarity(memory: Memory) -> list[Html]:
 
 def _use(memory: Memory, run: Run) -> list[Html]:
     lines = ["import recollect", "", f'memory = recollect.Memory.load("{run.memory_path.name}")']
-    if memory.header.query:
-        shots = _number(memory.header.query["shots"], "picture")
+    if isinstance(memory.asked, Pictures):
+        shots = _number(memory.asked.shots, "picture")
         lines = ["from pathlib import Path", "", *lines]
-        lines += [
-            f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more'
-        ]
+        lines += [f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more']
         lines += ["classifier = recollect.ask(memory, groups).train()", 'print(classifier.classify("picture.png"))']
     else:
         some = list(memory.class_names[:2])

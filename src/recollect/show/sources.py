@@ -12,6 +12,7 @@ from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation
 from recollect.files import read_json
 from recollect.header import read_header
+from recollect.queries import Labels
 from recollect.runs import Run
 from recollect.selection import FILE, Selection
 
@@ -80,7 +81,7 @@ class Source:
     @cached_property
     def is_asked_with_pictures(self) -> bool:
         """Then it has no classes to recall by name."""
-        return self.memory is not None and bool(read_header(self.memory)[0].query)
+        return self.memory is not None and not isinstance(read_header(self.memory)[0].asked, Labels)
 
     @property
     def gives(self) -> list[str]:
@@ -122,10 +123,8 @@ def _folder(path: Path) -> Source:
     run = Run(path)
     file, matrix = next(((file, found) for file in _results_of(path) if (found := _matrix_of(file))), (path, None))
     has_memory = run.memory_path.is_file()
-    if not (has_memory or matrix or run.config_path.is_file()):
-        raise RecollectError(
-            f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder"
-        )
+    if not (has_memory or matrix or run.is_begun):
+        raise RecollectError(f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder")
     memory = run.memory_path if has_memory else None
     return Source(path, memory, run, of_memory(memory) if memory else [], None, matrix, _named(path, file))
 
@@ -144,15 +143,11 @@ def _json(path: Path) -> Source:
     if "rows" in found:
         memory = path.parent / Path(str(found.get("memory", "memory.safetensors"))).name
         if not memory.is_file():
-            raise RecollectError(
-                f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run"
-            )
+            raise RecollectError(f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run")
         return Source(path, memory=memory, points=of_memory(memory, path))
     if found and all(isinstance(each, dict) and {"config", "evaluation"} <= each.keys() for each in found.values()):
         return Source(path, points=of_results(path, found))
-    raise RecollectError(
-        f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file"
-    )
+    raise RecollectError(f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file")
 
 
 def metrics(run: Run) -> list[dict[str, Any]]:
@@ -259,12 +254,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _results_of(folder: Path) -> list[Path]:
-    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its rivals'."""
-    return [
-        *sorted(folder.glob("*.json")),
-        *sorted(folder.glob("seed-*/compress.json")),
-        *sorted(folder.glob("seed-*/*.json")),
-    ]
+    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its baselines'."""
+    return [*sorted(folder.glob("*.json")), *sorted(folder.glob("seed-*/compress.json")), *sorted(folder.glob("seed-*/*.json"))]
 
 
 def _matrix_of(path: Path) -> list[list[float | None]] | None:

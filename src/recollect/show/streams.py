@@ -18,8 +18,9 @@ from rich.table import Table
 from recollect.continual.config import LEARNERS
 from recollect.continual.learners import PER_TASK
 from recollect.continual.metrics import Spread, mean_matrix, spread
-from recollect.continual.run import Progress, Result
+from recollect.continual.run import Result
 from recollect.files import write_json
+from recollect.jobs import Tell
 from recollect.show import terminal
 from recollect.show.heat import accuracy_matrix
 from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
@@ -94,14 +95,14 @@ PAPER: dict[str, dict[str, Quoted]] = {
         "multitask, all at once": Quoted(86.5, 0.21),
     },
 }
-"""The paper's tables, its rivals' figures as it quotes them."""
+"""The paper's tables, its baselines' figures as it quotes them."""
 
 
 # --- progress ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], Progress] | None]:
+def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], Tell] | None]:
     """A bar in a terminal, plain lines when piped; for `run`."""
     if quiet:
         yield None
@@ -119,12 +120,13 @@ def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, int], Pr
         yield lambda total, done: _lines(name, total, done)
 
 
-def _in_bar(bar: Bar, name: str, total: int, done: int) -> Progress:
-    task = bar.add_task(name, total=total, completed=done)
+def _in_bar(bar: Bar, name: str, total: int, done: float) -> Tell:
+    task = bar.add_task(name, total=total)
+    bar.advance(task, done)
     return lambda what, amount: bar.update(task, advance=amount, description=f"{name}: {what}")
 
 
-def _lines(name: str, total: int, done: float) -> Progress:
+def _lines(name: str, total: int, done: float) -> Tell:
     last, first, began = 0.0, done, time.monotonic()
 
     def line(what: str, amount: float) -> None:
@@ -145,7 +147,7 @@ def _lines(name: str, total: int, done: float) -> Progress:
 
 
 def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
-    """A row for each learner, run or not, and for each rival that only the paper has."""
+    """A row for each learner, run or not, and for each baseline that only the paper has."""
     quoted = PAPER.get(stream, {})
     rows: list[dict[str, Any]] = []
     for name in (*LEARNERS, *(name for name in quoted if name not in LEARNERS)):

@@ -120,9 +120,7 @@ def save(figure: Figure, path: Path) -> None:
 def kind_of(path: Path) -> str:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in KINDS:
-        raise RecollectError(
-            f"a figure cannot be written as '{path.name}': give a name that ends in .png or .svg (--out)"
-        )
+        raise RecollectError(f"a figure cannot be written as '{path.name}': give a name that ends in .png or .svg (--out)")
     return kind
 
 

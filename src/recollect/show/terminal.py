@@ -17,9 +17,7 @@ LINE_SECONDS = 5.0  # between plain lines
 
 
 @contextmanager
-def steps(
-    name: str, total: int, quiet: bool = False, done: int = 0
-) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+def steps(name: str, total: int, quiet: bool = False, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """Progress of outer steps: step, loss, speed, time left."""
     if quiet:
         yield None
@@ -104,3 +102,36 @@ def say(what: Any) -> None:
     """To stdout. A table is as wide as the terminal, or 110 columns into a pipe; a line of text is never broken."""
     console = Console(width=None if sys.stdout.isatty() else 110, highlight=False, markup=False, emoji=False)
     console.print(what, soft_wrap=isinstance(what, str))
+
+
+def confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
+    """Accuracy, and how often each class was taken for each; of many classes only the most frequent mistakes."""
+    total, right = sum(map(sum, counts)), sum(counts[i][i] for i in range(len(names)))
+    table = Table()
+    if len(names) <= 10:
+        table.add_column("true class \\ answer", overflow="fold")
+        for name in names:
+            table.add_column(name, justify="right", overflow="fold")
+        for name, row in zip(names, counts, strict=True):
+            table.add_row(name, *map(str, row))
+    else:
+        for heading in ("true class", "answer", "images"):
+            table.add_column(heading, overflow="fold")
+        mistakes = [(counts[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
+        for count, truth, answer in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]:
+            table.add_row(truth, answer, str(count))
+    say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split")
+    say(table)
+
+
+def class_names(names: Sequence[str]) -> str:
+    return f"{len(names)}: {', '.join(names[:20])}{' ...' * (len(names) > 20)}"
+
+
+def listed(value: Any) -> str:
+    """A header's value in words; four digits of a number are enough here."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {listed(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(listed, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

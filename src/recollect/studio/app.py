@@ -23,7 +23,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from recollect.composition import Classifier, read_picture
+from recollect.classifier import Classifier, read_picture
 from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.show import terminal
@@ -105,10 +105,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
+    "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
 
 
@@ -265,7 +262,7 @@ async def _events(job: Job) -> AsyncIterator[str]:
         seen = (news["state"], news["epoch"])
         if seen != last:
             yield f"data: {json.dumps(news)}\n\n"
-            known, last, told = news["epoch"], seen, time.monotonic()
+            known, last, told = known + len(news["losses"]), seen, time.monotonic()
         elif time.monotonic() - told > QUIET:
             yield ": still here\n\n"
             told = time.monotonic()
@@ -284,11 +281,7 @@ def _results(app: FastAPI, jobs: Jobs) -> None:
         classifier = _classifier(jobs[name])
         return await anyio.to_thread.run_sync(_classified, classifier, await request.body(), limiter=few)
 
-    @app.get(
-        "/api/trainings/{name}/classifier.safetensors",
-        response_class=Response,
-        responses=_file("application/octet-stream"),
-    )
+    @app.get("/api/trainings/{name}/classifier.safetensors", response_class=Response, responses=_file("application/octet-stream"))
     def download(name: str) -> Response:
         """The classifier as a file that recollect.Classifier.load reads."""
         classifier = _classifier(jobs[name])
@@ -331,6 +324,7 @@ def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int
         terminal.say("it is not on loopback: whoever reaches this machine can use it")
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])
+    app.state.jobs.close()  # which a second Ctrl-C leaves out
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -349,11 +343,6 @@ def listen(host: str, port: int) -> socket.socket:
 def server(app: FastAPI) -> uvicorn.Server:
     """With limits of its own: connections, and seconds that open streams may delay an end."""
     config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        limit_concurrency=128,
-        timeout_graceful_shutdown=1,
-        server_header=False,
+        app, log_level="warning", access_log=False, limit_concurrency=128, timeout_graceful_shutdown=1, server_header=False
     )
     return uvicorn.Server(config)

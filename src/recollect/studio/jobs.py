@@ -5,16 +5,19 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
-from recollect.composition import Cancelled, Classifier, Composition
+from recollect.classifier import Classifier
+from recollect.composition import Composition
 from recollect.config import Recipe
 from recollect.data.images import Split
 from recollect.errors import RecollectError
 from recollect.studio.shelf import Choice, Missing, Shelf
+from recollect.training import Cancelled
 
 MOST_WAITING = 8  # trainings in the queue
 MOST_PER_CLIENT = 2  # of them, and of the one that runs
@@ -70,8 +73,8 @@ class Job:
     state: State = "waiting"
     epochs: int = 0
     """how many there will be"""
-    losses: list[float] = field(default_factory=list)
-    """one for each epoch that is done"""
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    """(epoch, loss), of some 100 epochs"""
     error: str = ""
     class_names: tuple[str, ...] = ()
     images: int = 0
@@ -91,14 +94,14 @@ class Job:
 
     def to_json(self, known: int = 0) -> dict[str, Any]:
         """For the page; of the losses only those after the first `known`."""
-        state, losses = self.state, self.losses[known:]  # the worker may go on meanwhile: the state comes first
+        state, losses = self.state, list(self.losses)  # the worker may go on meanwhile: the state comes first
         return {
             "id": self.id,
             "state": state,
-            "epoch": known + len(losses),
+            "epoch": losses[-1][0] if losses else 0,
             "epochs": self.epochs,
             "losses_from": known,
-            "losses": losses,
+            "losses": losses[known:],
             "error": self.error,
             "class_names": list(self.class_names),
             "images": self.images,
@@ -118,18 +121,17 @@ def _draw(classifier: Classifier) -> dict[str, Any]:
 
 
 class Jobs:
-    """The trainings of all clients. One at a time is worked on, by a thread of its own."""
+    """The trainings of all clients. One at a time is worked on, in the background."""
 
     def __init__(self, shelf: Shelf):
         self.shelf = shelf
         self._jobs: OrderedDict[str, Job] = OrderedDict()
-        self._changed = threading.Condition()  # guards all of this
-        self._worker: threading.Thread | None = None
-        self._is_open = True
+        self._lock = threading.Lock()  # guards them
+        self._worker = ThreadPoolExecutor(1, "trainings")
 
     def add(self, order: Order, client: str) -> Job:
         """Put a training in the queue, or say why not."""
-        with self._changed:
+        with self._lock:
             unfinished = [job for job in self._jobs.values() if not job.is_finished]
             if sum(job.client == client for job in unfinished) >= MOST_PER_CLIENT:
                 raise Busy(f"you have {MOST_PER_CLIENT} trainings under way: wait for one, or cancel it")
@@ -138,10 +140,7 @@ class Jobs:
             job = Job(order, client)
             self._jobs[job.id] = job
             self._forget()
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="trainings", daemon=True)
-                self._worker.start()
-            self._changed.notify_all()
+            self._worker.submit(self._run, job)
         return job
 
     def _forget(self) -> None:
@@ -158,12 +157,12 @@ class Jobs:
 
     def of(self, client: str) -> list[Job]:
         """A client's trainings, the newest last."""
-        with self._changed:
+        with self._lock:
             return [job for job in self._jobs.values() if job.client == client]
 
     def cancel(self, job: Job) -> None:
         """At once, for all to see; the worker notices after the step it is in."""
-        with self._changed:
+        with self._lock:
             if not job.is_finished:
                 job.state, job.classifier = "cancelled", None
 
@@ -171,27 +170,11 @@ class Jobs:
         """Cancel everything, and let the worker end."""
         for job in list(self._jobs.values()):
             self.cancel(job)
-        with self._changed:
-            self._is_open = False
-            self._changed.notify_all()
-        if self._worker:
-            self._worker.join(timeout=5)
-
-    def _work(self) -> None:
-        while (job := self._next()) is not None:
-            self._run(job)
-
-    def _next(self) -> Job | None:
-        """Waits for the next training; nothing once the studio closes."""
-        with self._changed:
-            while self._is_open:
-                for job in self._jobs.values():
-                    if job.state == "waiting":
-                        return job
-                self._changed.wait()
-        return None
+        self._worker.shutdown()
 
     def _run(self, job: Job) -> None:
+        if job.is_finished:  # cancelled while it waited
+            return
         began = time.monotonic()
         try:
             self._train(job, began)
@@ -207,7 +190,7 @@ class Jobs:
 
     def _move(self, job: Job, state: State, error: str = "") -> None:
         """To another state, unless it was cancelled meanwhile."""
-        with self._changed:
+        with self._lock:
             if not job.is_finished:
                 job.error = error
                 job.state = state
@@ -222,14 +205,12 @@ class Jobs:
         self._move(job, "training")
 
         def progress(line: dict[str, Any]) -> None:
-            job.losses.append(line["loss"])
+            job.losses.append((line["epoch"], line["loss"]))
             job.seconds = time.monotonic() - began
 
         def cancelled() -> bool:
             if time.monotonic() - began > MOST_SECONDS:
-                raise RecollectError(
-                    f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network"
-                )
+                raise RecollectError(f"it took longer than {MOST_SECONDS:.0f} s: take fewer epochs or a smaller network")
             return job.is_finished
 
         job.classifier = composition.train(recipe, job.order.seed, "cpu", progress, cancelled)
@@ -262,9 +243,7 @@ def python_lines(shelf: Shelf, order: Order) -> str:
     parts = shelf.parts(order.choices)
     recipe = shelf.compose(order.choices).recipe
     entries = list({entry.number: entry for entry, _ in parts}.values())
-    names = {
-        entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)
-    }
+    names = {entry.number: f"memory_{place}" if len(entries) > 1 else "memory" for place, entry in enumerate(entries, 1)}
     chosen = [f"{names[entry.number]}[{', '.join(map(repr, classes.names))}]" for entry, classes in parts]
     changed = [f"{name}={value!r}" for name, value in order.changes.items() if value != getattr(recipe, name)]
     lines = [

@@ -27,6 +27,7 @@ from recollect.errors import RecollectError
 from recollect.evaluation import memory_recipe
 from recollect.memory import Classes, Memory
 from recollect.memory import recall as recall_images
+from recollect.queries import Labels
 
 OWN = Path("memories")  # the project's own, looked for where the studio is started
 MOST_NUMBERS = 2**25  # sent to a browser or recalled at once: 134 MB of floats
@@ -50,7 +51,7 @@ class Entry:
 
     @property
     def is_asked_with_labels(self) -> bool:
-        return not self.memory.header.query
+        return isinstance(self.memory.asked, Labels)
 
     def preprocess(self) -> Preprocess:
         """Read once: a whitening matrix has 38 MB."""

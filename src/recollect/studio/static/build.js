@@ -116,7 +116,7 @@ function show(job) {
   if ($("status").textContent !== words[job.state]) $("status").textContent = words[job.state]; // read aloud once each
   $("bar").value = job.state === "done" ? 1 : job.epochs ? job.epoch / job.epochs : 0;
   $("bar").textContent = `${job.epoch} of ${job.epochs}`;
-  const loss = losses.length ? `, loss ${losses.at(-1).toPrecision(3)}` : "";
+  const loss = losses.length ? `, loss ${losses.at(-1)[1].toPrecision(3)}` : "";
   $("numbers").textContent = job.epochs ? `epoch ${job.epoch} of ${job.epochs}${loss}, ${job.seconds.toFixed(1)} s${left(job)}` : "";
   $("cancel").hidden = !isUnderWay();
   $("progress").dataset.state = job.state;
@@ -131,11 +131,9 @@ function left({ state, epoch, epochs, seconds }) {
 }
 
 function curve() {
-  const most = Math.max(...losses, 1e-9);
-  const step = Math.max(1, Math.floor(losses.length / 300));
-  const points = losses.filter((_, i) => i % step === 0 || i === losses.length - 1);
-  const across = (i) => ((300 * i * step) / Math.max(1, training.epochs - 1)).toFixed(1);
-  $("curve-line").setAttribute("d", points.map((loss, i) => `${i ? "L" : "M"}${across(i)} ${(78 - (76 * loss) / most).toFixed(1)}`).join(""));
+  const most = Math.max(...losses.map(([, loss]) => loss), 1e-9);
+  const across = (epoch) => ((300 * (epoch - 1)) / Math.max(1, training.epochs - 1)).toFixed(1);
+  $("curve-line").setAttribute("d", losses.map(([epoch, loss], i) => `${i ? "L" : "M"}${across(epoch)} ${(78 - (76 * loss) / most).toFixed(1)}`).join(""));
 }
 
 function finish(job) {

@@ -1,0 +1,76 @@
+"""Streams of tasks."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from recollect.commands.inputs import Data, how, spec
+from recollect.continual.config import DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
+from recollect.errors import RecollectError
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class Continual:
+    """Learn the tasks of a stream one after another, and compare learners by what they retain; goes on where it was stopped."""
+
+    stream: Positional[Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]]
+    """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The
+    settings below have its protocol for defaults, and how we distil it"""
+    config: Annotated[OmitArgPrefixes[ContinualConfig], arg(name="")]
+    learners: tuple[str, ...] = ()
+    """compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress and gdumb"""
+    seeds: int = 5
+    """how many runs: seeds 0, 1, ..."""
+    data: str | None = None
+    """images instead of the stream's own (mnist, cifar100): a dataset's name, a folder, a .npz file, hf:owner/name"""
+    root: Path | None = None
+    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
+    size: int | None = None
+    """resize the images of a folder"""
+    out: Path | None = None
+    """folder of the run. Default: runs/continual-STREAM"""
+    workers: int = 1
+    """processes that share the work"""
+    together: int | None = None
+    """tasks distilled side by side in one unroll. Default: all on a GPU, 1 on a CPU"""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one"""
+    quiet: bool = False
+    """print the result alone"""
+
+    def perform(self) -> int:
+        data = spec(Data(self.data or DATASETS[self.stream], self.root, self.size))
+        ours = ("compress", "gdumb") if self.stream.endswith("-60k") else LEARNERS
+        calls = {"seeds": self.seeds, "learners": list(self.learners or ours), "device": self.device}
+        calls |= {"workers": self.workers, "together": self.together}
+        folder = self.out or Path("runs") / f"continual-{self.stream}"
+        return run_stream(self.stream, self.config, data, calls, folder, self.quiet)
+
+
+def run_stream(stream: str, config: ContinualConfig, data, calls: dict[str, Any], folder: Path, quiet: bool) -> int:
+    check_learners(calls["learners"])
+    if stream in STREAMS and config.stream.kind != STREAMS[stream].stream.kind:
+        raise RecollectError(
+            f"kind is {config.stream.kind}, but {stream} is a stream of {STREAMS[stream].stream.kind}: name another stream"
+        )
+    from recollect.continual.run import run as run_stream
+    from recollect.data import load
+    from recollect.show import streams as show
+
+    images = load(**how(data))
+    try:
+        with show.progress(stream, quiet) as progress:
+            results = run_stream(images, config, out=folder, name=stream, data=data, progress=progress, **calls)
+    except KeyboardInterrupt:
+        print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
+        return 130
+    show.finish(results, stream, folder)
+    terminal.say(f"{stream} of {images.name}: accuracy on the {config.stream.on} images, mean ± deviation over n seeds")
+    terminal.say(show.table(results, stream, "mask" if config.stream.kind == "split" else "no"))
+    terminal.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
+    terminal.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")
+    return 0

@@ -1,0 +1,64 @@
+"""Datasets: to get, and to look at."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import OmitArgPrefixes, Positional, subcommand
+
+from recollect.commands.inputs import Data, how, spec
+from recollect.errors import RecollectError
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class DataGet:
+    """Download the official files of datasets, with checksums; an interrupted download resumes."""
+
+    names: Positional[tuple[str, ...]]
+    """mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet"""
+    root: Path | None = None
+    """where to put them. Default: $RECOLLECT_DATA, else the user's cache"""
+    mirror: str | None = None
+    """address of a folder with the same files"""
+    quiet: bool = False
+    """no progress"""
+
+    def perform(self) -> int:
+        from recollect.data.fetch import get
+
+        if not self.names:
+            raise RecollectError("no dataset named: recollect data get mnist")
+        for name in self.names:
+            terminal.say(str(get(name, root=self.root, base_url=self.mirror, progress=not self.quiet)))
+        return 0
+
+
+@dataclass(frozen=True)
+class DataShow:
+    """Read a dataset and tell its sizes and classes."""
+
+    images: OmitArgPrefixes[Data]
+
+    def perform(self) -> int:
+        from recollect.data import load
+
+        data = spec(self.images)
+        images = load(**how(data))
+        rows = [
+            ("image", "x".join(map(str, images.shape))),
+            ("classes", terminal.class_names(images.class_names)),
+            ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
+        ]
+        terminal.pairs(images.name, rows)
+        return 0
+
+
+@dataclass(frozen=True)
+class DataTop:
+    """Get or look at datasets."""
+
+    command: OmitArgPrefixes[Annotated[DataGet, subcommand("get")] | Annotated[DataShow, subcommand("show")]]
+
+    def perform(self) -> int:
+        return self.command.perform()

@@ -1,0 +1,73 @@
+"""Distil, and the report that every run ends with."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, arg
+
+from recollect.commands.inputs import Data, how, spec
+from recollect.config import DistillConfig
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class Distill:
+    """Distil a dataset into a memory."""
+
+    images: OmitArgPrefixes[Data]
+    config: Annotated[OmitArgPrefixes[DistillConfig], arg(name="")]
+    preset: Literal["fast", "paper"] = "fast"
+    """where the defaults below come from"""
+    out: Path | None = None
+    """folder of the run. Default: runs/DATASET-IMAGES_PER_CLASS"""
+    tensorboard: bool = False
+    """also log for TensorBoard, in the run's folder (pip install 'recollect[tensorboard]')"""
+    quiet: bool = False
+    """print the result alone"""
+
+    def perform(self) -> int:
+        from recollect.data import load
+
+        data = spec(self.images)
+        images = load(**how(data))
+        folder = self.out or Path("runs") / f"{images.name}-{self.config.budget.images_per_class}"
+        return run_distillation(images, self.config, folder, data, self.quiet, tensorboard=self.tensorboard)
+
+
+def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
+    from recollect.distillation import distill
+    from recollect.runs import Run, Stopped
+    from recollect.show import tracking
+
+    done = len(Run(folder).metrics()) if resume else 0
+    with (
+        tracking.tensorboard(folder, tensorboard) as write,
+        terminal.steps(images.name, config.budget.outer_steps, quiet, done) as show,
+    ):
+
+        def progress(line: dict[str, Any]) -> None:
+            for each in (write, show):
+                if each:
+                    each(line)
+
+        try:
+            say = (lambda line: None) if quiet else partial(print, file=sys.stderr)
+            memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress, say=say)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            return 128 + stopped.signal
+    terminal.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
+    write_report(folder, quiet)
+    return 0
+
+
+def write_report(folder: Path, quiet: bool = False) -> None:
+    """The run's page, written again from what its folder holds."""
+    from recollect.show import report
+
+    written = report.write(folder)
+    if not quiet:
+        terminal.say(f"report in {written}")

@@ -1,0 +1,111 @@
+"""Accuracy of fresh networks on a memory, beside baselines."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tyro.conf import Positional
+
+from recollect.commands.distill import write_report
+from recollect.commands.inputs import how, memory_path
+from recollect.errors import RecollectError
+from recollect.files import write_json
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Train fresh networks on a memory, and report their accuracy beside random real images of the same floats."""
+
+    memory: Positional[Path]
+    """a memory file, or the folder of a run"""
+    data: str | None = None
+    """the memory's dataset, where its name is not enough: a folder, a .npz file, hf:owner/name"""
+    root: Path | None = None
+    """folder with the official files"""
+    size: int | None = None
+    """resize the images of a folder"""
+    networks: int = 20
+    """how many fresh networks of each kind"""
+    architectures: tuple[str, ...] = ()
+    """networks to train: the cross-architecture table. Default: the memory's own"""
+    epochs: int | None = None
+    """instead of the memory's recipe"""
+    on: Literal["test", "validation"] = "test"
+    """the split to report; whatever you choose by it, choose on validation"""
+    baselines: bool = True
+    """also train on random real images of the same floats"""
+    full: int = 0
+    """also train on all the data, for this many epochs"""
+    record: bool = False
+    """write the accuracy into the memory file's header"""
+    json: Path | None = None
+    """write all values here. Default: evaluation.json beside the memory"""
+    seed: int = 0
+    """of the networks"""
+    device: str = "auto"
+    """cpu, cuda or auto"""
+
+    def perform(self) -> int:
+        from recollect.evaluation import across, full_data, memory_recipe, random_real
+        from recollect.memory import Memory
+        from recollect.nets import constructor
+
+        if self.seed < 0:
+            raise RecollectError(f"seed is {self.seed}: give 0 or more")
+        path = memory_path(self.memory)
+        memory = Memory.load(path)
+        images = _images_of(memory.header.dataset, path, self)
+        recipe = memory_recipe(memory)
+        if self.epochs is not None:
+            recipe = dataclasses.replace(recipe, epochs=self.epochs)
+        options: dict[str, Any] = dict(networks=self.networks, on=self.on, seed=self.seed, device=self.device)
+        names = list(self.architectures) or [recipe.network]
+        for name in names:  # all of them before the first hour is spent
+            constructor(name)
+        found = across(memory, images, names, recipe=recipe, **options)
+        rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
+        preprocess = memory.preprocess(images)
+        if self.baselines:
+            per_class = memory.header.budget.get("images_per_class", 1)
+            if type(per_class) is not int or per_class < 1:
+                raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
+            size = f"{per_class * images.classes * images.train.images[0].numel():,} numbers"
+            for name in names:
+                same = dataclasses.replace(recipe, network=name)
+                rows.append((random_real(images, per_class, preprocess, same, **options), size))
+        if self.full:
+            whole = dataclasses.replace(recipe, epochs=self.full)
+            rows.append((full_data(images, preprocess, whole, **options), f"{images.train.images.numel():,} numbers"))
+        terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
+        where = self.json or path.parent / "evaluation.json"
+        written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
+        write_json(where, {"memory": path.name, "rows": written})
+        if self.record:
+            memory.with_accuracy(*(evaluation.entry() for evaluation in found)).save(path)
+        if _is_of_run(path) and (self.record or not self.json):
+            write_report(path.parent)
+        return 0
+
+
+def _is_of_run(memory: Path) -> bool:
+    from recollect.runs import Run
+
+    run = Run(memory.parent)
+    return memory == run.memory_path and run.is_begun
+
+
+def _images_of(name: str, memory: Path, command: Evaluate):
+    """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
+    from recollect.data import load
+    from recollect.runs import Run
+
+    if command.data:
+        return load(command.data, root=command.root, size=command.size)
+    run = Run(memory.parent)
+    known = run.settings["data"] if run.is_begun else {}
+    try:
+        return load(**how({"name": name, **known}, root=command.root, size=command.size))
+    except RecollectError as error:
+        raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None

@@ -1,0 +1,51 @@
+"""What a memory file says about itself."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from recollect.commands.inputs import memory_path
+from recollect.header import read_header
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class Info:
+    """Show what a memory file says about itself."""
+
+    memory: Positional[Path]
+    """a memory file, or the folder of a run"""
+
+    def perform(self) -> int:
+        path = memory_path(self.memory)
+        header, tensors = read_header(path)
+        bases, addressing = tensors["bases"], tensors["addressing"]
+        made, budget = dict(header.made), header.budget
+        numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))
+        config = made.pop("config", {})
+        if isinstance(made.get("start"), dict):
+            made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
+        rows = [
+            ("dataset", header.dataset),
+            ("classes", terminal.class_names(header.class_names)),
+            ("image", "x".join(map(str, header.image_shape))),
+            ("bases", f"{list(bases.shape)} {bases.dtype}"),
+            ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
+            ("recalls", f"{addressing.shape[0]} images a {header.asked.unit}"),
+            *(
+                [("asked with", f"{terminal.listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
+                if header.query
+                else []
+            ),
+            ("budget", f"{budget.get('name', '?')}: {budget.get('used', '?')} of {budget.get('numbers', '?')} numbers"),
+            ("file", f"{path.stat().st_size:,} bytes, format {header.format}"),
+            ("preprocessing", terminal.listed(header.preprocessing)),
+            ("train with", terminal.listed(header.recipe)),
+            ("made by", terminal.listed(made)),
+            ("config", terminal.listed(config)),
+            *(("accuracy", terminal.listed(entry)) for entry in header.accuracy),
+        ]
+        terminal.pairs(str(path), rows)
+        return 0

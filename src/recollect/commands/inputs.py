@@ -1,0 +1,50 @@
+"""What commands are told of images and memories."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from recollect.errors import RecollectError
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which images."""
+
+    data: Positional[str]
+    """digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz file, or
+    hf:owner/name"""
+    root: Path | None = None
+    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
+    size: int | None = None
+    """resize the images of a folder to this many pixels on each side"""
+    classes: tuple[str, ...] = ()
+    """names of the only classes to take. Default: all"""
+
+
+def spec(data: Data) -> dict[str, Any]:
+    """How to load the images again: what a run's config.json keeps."""
+    name = data.data
+    if Path(name).exists():
+        name = str(Path(name).resolve())
+    root = str(data.root.resolve()) if data.root else None
+    return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
+
+
+def how(data: dict[str, Any], **instead: Any) -> dict[str, Any]:
+    """The arguments of `load` for what `_spec` wrote, with what is given instead."""
+    known = {name: data.get(name) for name in ("root", "size", "classes")}
+    known |= {name: value for name, value in instead.items() if value is not None}
+    return {"name_or_path": data["name"], **known, "classes": known["classes"] or ()}
+
+
+def memory_path(path: Path) -> Path:
+    """A memory file, given as itself or as the folder of its run."""
+    return path / "memory.safetensors" if path.is_dir() else path
+
+
+def at_least_one(networks: int) -> None:
+    if networks < 1:
+        raise RecollectError(f"number of networks is {networks}: give 1 or more (--networks)")

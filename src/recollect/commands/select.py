@@ -1,0 +1,75 @@
+"""One setting chosen on the validation split."""
+
+import ast
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import OmitArgPrefixes, arg
+
+from recollect.commands.inputs import Data, at_least_one, how, spec
+from recollect.config import DistillConfig, from_json, setting, to_json
+from recollect.show import terminal
+
+
+@dataclass(frozen=True)
+class Select:
+    """Choose the number of bases, or any one setting, on the validation split; prints and plots the curve."""
+
+    images: OmitArgPrefixes[Data]
+    config: Annotated[OmitArgPrefixes[DistillConfig], arg(name="")]
+    preset: Literal["fast", "paper"] = "fast"
+    """where the defaults below come from"""
+    field: str = "bases"
+    """the setting to vary"""
+    values: tuple[str, ...] = ()
+    """what to try: --values 8 16 24"""
+    networks: int = 5
+    """fresh networks for each value"""
+    out: Path | None = None
+    """folder of the selection. Default: runs/select-DATASET-FIELD"""
+    quiet: bool = False
+    """print the result alone"""
+
+    def perform(self) -> int:
+        from recollect.data import load
+
+        data = spec(self.images)
+        images = load(**how(data))
+        folder = self.out or Path("runs") / f"select-{images.name}-{self.field}"
+        values = [_parsed(self.config, self.field, text) for text in self.values]
+        at_least_one(self.networks)
+        chosen = {"field": self.field, "values": values, "networks": self.networks}
+        return select_values(images, self.config, folder, data, self.quiet, **chosen)
+
+
+def select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
+    from recollect.runs import Stopped
+    from recollect.selection import select
+    from recollect.show import figures
+
+    with terminal.steps(images.name, config.budget.outer_steps, quiet) as show:
+        try:
+            chosen = {"field": field, "values": values, "networks": networks}
+            selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
+        except Stopped as stopped:
+            print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
+            return 128 + stopped.signal
+    rows = [(evaluation, "") for evaluation in selection.evaluations]
+    terminal.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
+    figures.save(figures.selection_figure(selection), folder / "select.png")
+    terminal.say(f"best {field}: {selection.best}\ncurve  {folder / 'select.png'}")
+    return 0
+
+
+def _parsed(config: DistillConfig, field: str, text: str) -> Any:
+    """A setting's value from the command line: a number, True, False or None where the setting takes one, else a word."""
+    settings = to_json(config)
+    if field not in settings:
+        return text  # select() names the nearest setting
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = text
+    return setting(from_json(DistillConfig, settings | {field: value}, "--values"), field)

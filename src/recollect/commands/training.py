@@ -1,0 +1,86 @@
+"""What commands that train a classifier share: how it is trained, and what becomes of it."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recollect.config import Recipe
+from recollect.errors import RecollectError
+from recollect.show import terminal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a classifier is trained, and what becomes of it."""
+
+    save: Path | None = None
+    """write the classifier here, as one .safetensors file"""
+    classify: tuple[Path, ...] = ()
+    """pictures to classify"""
+    network: str | None = None
+    """to train, instead of the memory's own; so are the five below"""
+    epochs: int | None = None
+    """passes over the recalled images"""
+    batch: int | None = None
+    """images a step"""
+    lr: float | None = None
+    """learning rate, constant"""
+    momentum: float | None = None
+    """of SGD"""
+    augment: str | None = None
+    """any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    seed: int = 0
+    """of the network"""
+    device: str = "auto"
+    """cpu, cuda or auto"""
+    quiet: bool = False
+    """print the result alone"""
+
+
+def check_use(image_shape: tuple[int, int, int], command: Training) -> None:
+    """Refuse what cannot be written or read, before a classifier is trained."""
+    from recollect.classifier import read_picture
+
+    if command.save and command.save.exists():
+        raise RecollectError(f"{command.save} already exists: give another name (--save)")
+    for picture in command.classify:
+        read_picture(picture, image_shape)
+
+
+def trained(composition, command: Training):
+    """A classifier trained on a composition, by the recipe of its memory and what the command changes of it."""
+    given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
+    recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
+    with terminal.steps("classifier", recipe.epochs, command.quiet) as show:
+        classifier = composition.train(recipe, command.seed, command.device, _epochs(show) if show else None)
+    where = f" ({composition.notice})" if composition.notice else ""
+    terminal.say(f"{recipe.network} trained on {len(composition.labels):,} recalled images{where}")
+    return classifier
+
+
+def use(classifier, command: Training) -> None:
+    if command.save:
+        classifier.save(command.save)
+        terminal.say(f"classifier  {command.save}")
+    if command.classify:
+        answer(classifier, command.classify)
+
+
+def answer(classifier, pictures: Sequence[Path]) -> None:
+    for picture, answer in zip(pictures, classifier.classify(pictures), strict=True):
+        notice = f"  [{answer.notice}]" if answer.notice else ""
+        terminal.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
+
+
+def _epochs(show):
+    """Epochs of a training, shown as outer steps are."""
+    began = time.perf_counter()
+
+    def progress(line: dict[str, Any]) -> None:
+        seconds = (time.perf_counter() - began) / line["epoch"]
+        show({"step": line["epoch"], "loss": line["loss"], "seconds": seconds})
+
+    return progress

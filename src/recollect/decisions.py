@@ -1,0 +1,136 @@
+"""Every "auto" and default decided for a dataset, and what cannot be is refused, before the first hour is spent."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from recollect import fast
+from recollect.config import Asking, DistillConfig, changed, check, setting
+from recollect.data import augment
+from recollect.data.images import Images, Split
+from recollect.devices import find_device
+from recollect.errors import RecollectError
+from recollect.memory import Budget, Memory
+from recollect.nets import Shape, constructor
+from recollect.queries import QUERIES, Labels, Pictures, Query
+
+MakesQuery = Callable[[DistillConfig, Shape, int], Query]
+
+ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
+
+
+def training_split(images: Images, config: DistillConfig) -> Split:
+    """The images that a distillation may look at."""
+    return images.train + images.validation if config.run.use_validation else images.train
+
+
+def budget(config: DistillConfig, images: Images, query: Query) -> Budget:
+    """What a memory of these images may take."""
+    limits, downsample = config.budget, config.memory.downsample
+    return Budget(limits.images_per_class, images.classes, images.shape, downsample, limits.precision, query.size)
+
+
+def query_of(config: DistillConfig, images: Images, given: MakesQuery | None = None) -> Query:
+    """The query kind of a config, or what was given in Python."""
+    return (given or QUERIES[config.query.kind])(config, images.shape, images.classes)
+
+
+def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = None) -> DistillConfig:
+    """The same config with every "auto" and default decided for these images; refuses what cannot be."""
+    check(config)
+    augment.parse(config.inner.augment)
+    augment.parse(config.query.encoder_augment)
+    if not config.inner.network.startswith("custom "):
+        constructor(config.inner.network)
+    most = int(training_split(images, config).labels.bincount().max())
+    if config.budget.images_per_class > most:
+        raise RecollectError(
+            f"images_per_class is {config.budget.images_per_class}, but no class has more than {most}: give fewer"
+        )
+    if given is None and config.query.kind == "images":
+        config = changed(config, classes_per_step=config.budget.classes_per_step or min(5, images.classes))
+    query = query_of(config, images, given)
+    _check_query(config, query, images)
+    if config.run.start:
+        config = _sizes_of_start(config, start_memory(config, images, query))
+    bases, matrices = budget(config, images, query).sizes(config.memory)
+    ways, per_class = config.budget.classes_per_step, matrices * query.each
+    inner = min(10, per_class) if config.inner.per_class is None else config.inner.per_class
+    if inner > per_class:
+        raise RecollectError(
+            f"inner_per_class is {inner}, but each class recalls only {per_class} images: give at most {per_class}"
+        )
+    if ways is not None and ways > images.classes:
+        raise RecollectError(f"classes_per_step is {ways}, but there are {images.classes} classes")
+    preprocess = config.run.preprocess
+    if preprocess == "auto":
+        preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"
+    device = find_device(config.run.device)
+    fast.check(config.run.compute, device)
+    return changed(config, bases=bases, matrices=matrices, inner_per_class=inner, preprocess=preprocess, device=device)
+
+
+def _sizes_of_start(config: DistillConfig, start: Memory) -> DistillConfig:
+    """The same config with the sizes of the memory that the run goes on from."""
+    own = {"bases": len(start.bases), "matrices": len(start.addressing)}
+    given = {name: setting(config, name) for name in own if setting(config, name) is not None}
+    if any(given[name] != own[name] for name in given):
+        raise RecollectError(f"{config.run.start} has {own}, which cannot become {given}: leave them out, or start afresh")
+    return changed(config, **(own if config.memory.addressing == "learned" else {}))
+
+
+def _check_query(config: DistillConfig, query: Query, images: Images) -> None:
+    """Refuse what a memory of this query kind cannot have."""
+    if not isinstance(query, Labels) and config.memory.addressing == "one-hot":
+        raise RecollectError("one-hot addressing supports label queries only: drop --addressing or --query")
+    if not isinstance(query, Labels) and config.memory.init == "samples":
+        raise RecollectError("init samples supports label queries only: give another init, or query labels")
+    if not isinstance(query, Pictures):
+        for name in ("encoder_epochs", "encoder_augment", "query_form"):
+            usual, value = setting(DistillConfig(), name), setting(config, name)
+            if value != usual:
+                raise RecollectError(
+                    f"{name} is {value}, and a memory that is asked with labels has no encoder: leave it out, or give "
+                    "query images"
+                )
+    else:
+        _check_pictures(config.query, training_split(images, config), images.classes)
+
+
+def _check_pictures(asking: Asking, split: Split, classes: int) -> None:
+    least = int(split.labels.bincount(minlength=classes).min())
+    if least <= asking.shots:
+        raise RecollectError(f"shots is {asking.shots}, but a class has only {least} images: give at most {least - 1}")
+    if asking.encoder_epochs and asking.size < classes:
+        raise RecollectError(
+            f"query_size is {asking.size}, too small for an encoder that learns to name {classes} classes: "
+            f"give {classes} or more, or no encoder_epochs"
+        )
+
+
+def start_memory(config: DistillConfig, images: Images, query: Query) -> Memory:
+    """The memory that a run goes on from, if it is of these images and settings. One of labels can go on with pictures: class
+    probabilities act as soft labels."""
+    start = config.run.start or ""
+    memory, asking = Memory.load(Path(start)), config.query
+    theirs = memory.asked
+    if isinstance(theirs, Pictures) and asking.encoder_epochs:
+        raise RecollectError(f"{start} has an encoder that has learnt: leave out encoder_epochs")
+    if isinstance(theirs, Labels) and isinstance(query, Pictures):
+        if not (query.form == "probabilities" and query.size == theirs.size and asking.encoder_epochs):
+            raise RecollectError(
+                f"{start} is asked with labels: to go on from it with pictures, give query_form probabilities, query_size "
+                f"{theirs.size}, and encoder_epochs (15) to learn the labels in"
+            )
+        theirs = query
+    for what, found, ours in (
+        ("classes", memory.class_names, images.class_names),
+        ("image shape", memory.image_shape, images.shape),
+        ("downsample", memory.header.downsample, config.memory.downsample),
+        ("addressing", memory.header.addressing, config.memory.addressing),
+        ("query", type(theirs).__name__.lower(), type(query).__name__.lower()),
+        ("query form", getattr(theirs, "form", None), getattr(query, "form", None)),
+        ("query size", memory.addressing.shape[1], query.size),
+    ):
+        if found != ours:
+            raise RecollectError(f"{start} has {what} {found}, this run {ours}: give a memory of the same kind")
+    return memory

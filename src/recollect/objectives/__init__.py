@@ -1,0 +1,11 @@
+"""What can drive a memory. seam.py says what an objective is; each of the other files is one, and one line in OBJECTIVES."""
+
+from collections.abc import Callable
+
+from recollect.objectives.seam import Chance, Examples, Found, Objective, Problem, gradients
+from recollect.objectives.unrolled import Unrolled
+
+__all__ = ["OBJECTIVES", "Chance", "Examples", "Found", "Objective", "Problem", "gradients"]
+
+OBJECTIVES: dict[str, Callable[..., Objective]] = {"unrolled": Unrolled}
+"""name -> constructor (network, inner loop, device, compute, compile)"""

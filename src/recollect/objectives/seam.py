@@ -1,0 +1,87 @@
+"""SEAM Objective: what drives a memory.
+
+An objective looks at a recalled set and a batch of real images, and gives a value with its gradient by the recalled images.
+Recall is linear, so one pullback by the caller makes of it the gradient by bases, addressing and whatever the queries learn.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from recollect.data import augment
+
+
+class Examples(NamedTuple):
+    """Images as a network sees them, with their labels."""
+
+    images: Tensor
+    """[N, C, H, W]"""
+    labels: Tensor
+    """[N]"""
+    span: Tensor | None = None
+    """[K, C, H, W], where the images are combinations of these and K is much smaller than C H W"""
+
+
+class Chance(NamedTuple):
+    """The generators of one outer step. Each has a purpose, so that no draw depends on another's number."""
+
+    network: Callable[[int], torch.Generator]
+    """of the k-th inner network: its weights, and what its steps see"""
+    length: torch.Generator
+    """of the length of an unroll; tasks side by side share it"""
+    shared: augment.Drawn = {}  # noqa: RUF012 (never changed)
+    """one transform for all images of the step, recalled and real; none where each draws its own"""
+
+
+class Found(NamedTuple):
+    """What an objective found."""
+
+    value: Tensor
+    """a scalar, to be made smaller"""
+    images: Tensor
+    """d value / d recalled images, [N, C, H, W]"""
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """An objective is made for a network. Its state, if it has any, goes into checkpoints."""
+
+    def draw(self, labels: Tensor, chance: Chance) -> Any:
+        """All that is random in an outer step, for a recalled set with these labels, class by class."""
+        ...
+
+    def gradient(self, recalled: Examples, real: Examples, drawn: Any) -> Found:
+        """The value and its gradient by the recalled images; a new state takes the place of the old."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state: tensors, numbers, strings and containers of them."""
+        ...
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """The state that to_dict gave."""
+        ...
+
+
+class Problem(NamedTuple):
+    """What an objective is given for one memory."""
+
+    recalled: Examples
+    real: Examples
+    drawn: Any
+
+
+@runtime_checkable
+class SideBySide(Objective, Protocol):
+    """An objective that serves several memories at once, faster than one after another."""
+
+    def together(self, problems: Sequence[Problem]) -> list[Found]: ...
+
+
+def gradients(objective: Objective, problems: Sequence[Problem]) -> list[Found]:
+    """Of several memories: together where the objective can, else one after another."""
+    if isinstance(objective, SideBySide):
+        return objective.together(problems)
+    return [objective.gradient(*problem) for problem in problems]

@@ -1,0 +1,159 @@
+"""The paper's objective: the loss of networks that were trained on the recall, differentiated through their training.
+
+The one place where the engine is picked: captured steps on a GPU, the plain adjoint on a CPU, and for MLPs whose images
+lie in the span of a few bases the same loop in coordinates.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect import fast, unroll
+from recollect.config import InnerLoop
+from recollect.data import augment
+from recollect.fast import Compute, span
+from recollect.fast.engine import Engine, Start
+from recollect.nets import Network
+from recollect.objectives.seam import Chance, Examples, Found, Problem
+
+
+class Unrolled:
+    """Metagradients by the recalled images, the mean over `networks_per_step` fresh networks."""
+
+    def __init__(self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False):
+        self.network, self.inner, self.device = network, inner, device
+        self.engine = fast.fastest(network, device, compute, compile) if device.startswith("cuda") else None
+        self.passes = fast.any_network(network, compile).passes
+        self.augmentation = augment.parse(inner.augment)
+        self.spanned: dict[int, Engine] = {}
+        """engines in coordinates, by the number of bases"""
+        self.room = True
+        """for coordinates; where there is none, the other way may do with less, in pieces"""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        pass
+
+    # --- draws (lines 6 and 9 of Algorithm 1) ---------------------------------------------------------------------------
+
+    def draw(self, labels: Tensor, chance: Chance) -> list[Start]:
+        starts: list[Start] = []
+        for number in range(self.inner.networks_per_step):
+            generator = chance.network(number)
+            params = self.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
+            steps = len(starts[0].batches) if starts else self._length(chance.length)
+            batches = self._batches(labels, steps, generator)
+            starts.append(Start(params, batches, self._augmentation(chance.shared, batches.shape, generator)))
+        return starts
+
+    def _length(self, generator: torch.Generator) -> int:
+        """Inner steps: all, or where the window ends at random, any number that fills it."""
+        inner = self.inner
+        if not inner.window or inner.window_place == "late":
+            return inner.steps
+        return int(torch.randint(inner.window, inner.steps + 1, (), generator=generator))
+
+    def _batches(self, labels: Tensor, steps: int, generator: torch.Generator) -> Tensor:
+        """[T, B] rows of the recalled set, the same number of each class in each step. None of a class comes again before the
+        others: metagradients vary less than if each step drew its own."""
+        classes = len(labels.unique_consecutive())
+        recalled = len(labels) // classes
+        each = min(self.inner.per_class or recalled, recalled)
+        passes = torch.rand(-(-steps * each // recalled), classes, recalled, generator=generator).argsort(-1)
+        picks = passes.transpose(0, 1).flatten(1)[:, : steps * each].view(classes, steps, each)
+        return (picks + torch.arange(classes)[:, None, None] * recalled).transpose(0, 1).flatten(1)
+
+    def _augmentation(self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator) -> augment.Schedule | None:
+        """What happens to the batch of each inner step."""
+        if shared:
+            return augment.Schedule({name: numbers.expand(shape[0], 1, 2) for name, numbers in shared.items()})
+        if not self.augmentation:
+            return None
+        return augment.Schedule.of([augment.draw(self.augmentation, shape[1], generator) for _ in range(shape[0])])
+
+    # --- the gradient (lines 8 to 15) -------------------------------------------------------------------------------------
+
+    def gradient(self, recalled: Examples, real: Examples, drawn: list[Start]) -> Found:
+        return self.together([Problem(recalled, real, drawn)])[0]
+
+    def together(self, problems: Sequence[Problem]) -> list[Found]:
+        """All inner networks of all problems, on a GPU side by side. One by one a CPU gives the same bytes, whoever is beside."""
+        copies, steps = len(problems[0].drawn), len(problems[0].drawn[0].batches)
+        options = {
+            "lr": self.inner.lr,
+            "momentum": self.inner.momentum,
+            "bridge": self.inner.bridge,
+            "window": min(self.inner.window or steps, steps),
+        }
+        values, by_images = self._unroll(problems, copies, options)
+        pairs = zip(values.unflatten(0, (-1, copies)), by_images.unflatten(0, (-1, copies)), strict=True)
+        return [Found(value.mean(), images.mean(0)) for value, images in pairs]
+
+    def _unroll(self, problems: Sequence[Problem], copies: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Values [S] and gradients [S, N, C, H, W] of all inner networks."""
+        starts = [start for problem in problems for start in problem.drawn]
+        in_span = problems[0].recalled.span is not None and self.inner.optimiser == "sgd" and not starts[0].augment
+        if in_span and self.room:
+            try:
+                return self._in_coordinates(problems, starts, copies, options | {"longest": self.inner.steps})
+            except torch.OutOfMemoryError:
+                self.spanned.clear()
+                self.room = False
+        options |= {"optimiser": self.inner.optimiser}
+        if self.engine:
+            given = _stacked(problems, copies) if len(problems) > 1 else problems[0]
+            query = (given.real.images, given.real.labels)
+            found = self.engine.together(
+                starts, given.recalled.images, given.recalled.labels, query, longest=self.inner.steps, weights=False, **options
+            )  # fmt: skip
+        else:
+            found = [
+                unroll.metagradient(
+                    self.network.loss, start.params, problem.recalled.images, problem.recalled.labels, start.batches,
+                    (problem.real.images, problem.real.labels), augment=start.augment, passes=self.passes, **options,
+                )
+                for problem in problems
+                for start in problem.drawn
+            ]  # fmt: skip
+        return torch.stack([each.loss for each in found]), torch.stack([each.images for each in found])
+
+    def _in_coordinates(
+        self, problems: Sequence[Problem], starts: list[Start], copies: int, options: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        given = _stacked(problems, copies)
+        bases = given.recalled.span
+        assert bases is not None
+        if bases.shape[1] not in self.spanned:
+            flat = span.Spanned(self.network, bases.shape[1])
+            self.spanned[bases.shape[1]] = Engine(flat, self.engine.compute if self.engine else "fp32")
+        engine, step = self.spanned[bases.shape[1]], len(starts) if self.engine else 1
+        found = [
+            span.by_images(
+                engine, starts[at], given.recalled.images[at], given.recalled.labels[at],
+                (given.real.images[at], given.real.labels[at]), bases[at], **options,
+            )
+            for at in (slice(first, first + step) for first in range(0, len(starts), step))
+        ]  # fmt: skip
+        return torch.cat([values for values, _ in found]), torch.cat([by_images for _, by_images in found])
+
+    def needs(self, recalled: int, real: int) -> int:
+        """About how many bytes of GPU memory an outer step takes, with so many recalled and real images in a step."""
+        assert self.engine is not None
+        window = self.inner.window or self.inner.steps
+        return self.engine.needs(self.inner.networks_per_step, recalled, real, window, self.inner.optimiser)
+
+
+def _stacked(problems: Sequence[Problem], copies: int) -> Problem:
+    """One problem whose tensors have the inner networks in front, [S, ...]."""
+
+    def stack(parts: list[Examples]) -> Examples:
+        images, labels, spans = ([each[kind] for each in parts] for kind in range(3))
+        several = lambda tensors: torch.stack(tensors).repeat_interleave(copies, 0)  # noqa: E731
+        return Examples(several(images), several(labels), None if spans[0] is None else several(spans))
+
+    recalled, real = stack([each.recalled for each in problems]), stack([each.real for each in problems])
+    return problems[0]._replace(recalled=recalled, real=real)

@@ -1,0 +1,136 @@
+"""The outer step, for everybody: clip or skip, step the optimiser, average. Functions of a state; one state a memory.
+
+Tensors are changed in place, so that whoever holds them (an optimiser, a stack of tasks) goes on with them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect.config import OuterStep
+from recollect.nets import Params
+
+MOST_SKIPS = 20  # outer steps in a row without a finite gradient before a run stops
+WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
+JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
+BACK = 0.2  # of the way back to the average, where there is no usable gradient
+NUMBERS = ("step", "taken", "norm", "skipped", "not_finite")
+
+
+@dataclass
+class State:
+    """All that changes of one memory from one outer step to the next."""
+
+    bases: Tensor
+    addressing: Tensor
+    encoder: Params
+    """what the queries learn; empty where labels are asked with"""
+    optimiser: torch.optim.Optimizer
+    average: list[Tensor]
+    """the exponential moving average of bases, addressing and encoder"""
+    step: int = 0
+    taken: int = 0
+    """outer steps with a usable gradient"""
+    norm: float = 0.0
+    """running mean of the outer gradient's norm"""
+    skipped: int = 0
+    """outer steps without a usable gradient, in all"""
+    not_finite: int = 0
+    """outer steps in a row without a finite one; one that is only large will be usual some day"""
+    before: dict[str, Any] = field(default_factory=dict)
+    """how the memory that this run goes on from was made"""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.bases, self.addressing, *self.encoder.values()]
+
+    @property
+    def learned(self) -> list[Tensor]:
+        return [tensor for tensor in self.tensors if tensor.requires_grad]
+
+    def to_dict(self) -> dict[str, Any]:
+        tensors = {"tensors": [tensor.detach() for tensor in self.tensors], "average": self.average}
+        return {name: getattr(self, name) for name in NUMBERS} | tensors | {"optimiser": self.optimiser.state_dict()}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        with torch.no_grad():
+            for name in ("tensors", "average"):
+                for mine, theirs in zip(getattr(self, name), saved[name], strict=True):
+                    mine.copy_(theirs)
+        self.optimiser.load_state_dict(saved["optimiser"])
+        older = {"taken": saved["step"] - saved["skipped"], "not_finite": 0}  # what 0.1 did not write
+        for name in NUMBERS:
+            setattr(self, name, saved.get(name, older.get(name)))
+
+
+def begin(bases: Tensor, addressing: Tensor, encoder: Params, config: OuterStep, encoder_lr: float = 0.0) -> State:
+    """The state before the first step; what requires a gradient is learned."""
+    groups = [{"params": [t for t in (bases, addressing) if t.requires_grad], "first": config.lr}]
+    if encoder:
+        groups.append({"params": list(encoder.values()), "first": encoder_lr})
+    if config.optimiser == "sgd":
+        optimiser = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+    else:
+        optimiser = torch.optim.Adam(groups, lr=config.lr, betas=(config.momentum, 0.999))
+    state = State(bases, addressing, encoder, optimiser, [])
+    forget(state)
+    return state
+
+
+def forget(state: State) -> None:
+    """The average begins anew with the tensors as they are."""
+    state.average = [tensor.detach().clone() for tensor in state.tensors]
+
+
+def share(schedule: str, step: int, steps: int) -> float:
+    """Of the learning rate, at this outer step, from 1 on."""
+    return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * (step - 1) / steps))
+
+
+def advance(state: State, value: float, gradients: Sequence[Tensor], config: OuterStep, steps: int) -> dict[str, Any]:
+    """One outer step: clip, update, average; without a usable gradient, a part of the way back to the average.
+
+    Arguments:
+        value, gradients: the objective's, the latter by `state.learned`.
+        steps: outer steps in all, for the schedule.
+
+    Returns:
+        what to log of it.
+    """
+    norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+    state.step += 1
+    usual = state.norm or math.inf  # before the first there is none, and nothing is too large
+    if math.isfinite(norm):
+        state.norm = 0.9 * usual + 0.1 * min(norm, JUMP * usual) if state.norm else norm
+    finite = math.isfinite(value) and math.isfinite(norm)
+    state.not_finite = 0 if finite else state.not_finite + 1
+    if not finite or (config.clip_running and norm > WILD * usual):
+        _go_back(state)
+        return {"step": state.step, "loss": None, "norm": None, "skipped": state.skipped}
+    limit = min(config.clip_norm or math.inf, (config.clip_running or math.inf) * usual)
+    rate = share(config.schedule, state.step, steps)
+    _move(state, gradients, min(1.0, limit / norm) if norm > 0 else 1.0, rate)
+    decay = min(config.ema, (1 + state.taken) / (10 + state.taken))  # a short memory while there is little to remember
+    for mean, now in zip(state.average, state.tensors, strict=True):
+        mean.lerp_(now.detach(), 1 - decay)
+    return {"step": state.step, "loss": value, "norm": norm, "lr": config.lr * rate, "skipped": state.skipped}
+
+
+@torch.no_grad()
+def _go_back(state: State) -> None:
+    state.skipped += 1
+    for mean, now in zip(state.average, state.tensors, strict=True):
+        now.lerp_(mean, BACK)
+
+
+def _move(state: State, gradients: Sequence[Tensor], scale: float, rate: float) -> None:
+    state.taken += 1
+    for each in state.optimiser.param_groups:
+        each["lr"] = each["first"] * rate
+    for tensor, gradient in zip(state.learned, gradients, strict=True):
+        tensor.grad = gradient * scale
+    state.optimiser.step()

@@ -1,0 +1,172 @@
+"""SEAM Query: what a memory is asked with. A query kind makes the vectors y of eqn 2, in an outer step and at recall.
+
+Torch is imported when vectors are made, so that a file can say what it is asked with at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from recollect.config import DistillConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recollect.nets import Network, Params, Shape
+
+ENCODER = "convnet"  # makes query vectors of pictures
+MOST_SIZE = 65536  # numbers of a vector, classes or pictures: a header that asks for more is damaged
+Form = Literal["unit", "probabilities"]
+OLD_FORMS: dict[str, Form] = {"chances": "probabilities"}  # in files of 0.1
+
+
+class Query(Protocol):
+    """One kind of query, for a memory of some classes."""
+
+    @property
+    def size(self) -> int:
+        """d_y: numbers of a vector"""
+        ...
+
+    @property
+    def shots(self) -> int:
+        """real pictures of each class that an outer step asks with"""
+        ...
+
+    @property
+    def each(self) -> int:
+        """queries of each class in an outer step"""
+        ...
+
+    @property
+    def ways(self) -> int | None:
+        """classes that are told apart, numbered by their places in the query; None: all, by their labels"""
+        ...
+
+    def fresh(self, seed: int, device: str) -> "Params":
+        """What is learned beside bases and addressing; kept in the memory's file as its encoder."""
+        ...
+
+    def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
+        """[Q, d_y] for classes [G] and their pictures [G, shots, C, H, W], the queries of a class together."""
+        ...
+
+    def header(self) -> dict[str, Any]:
+        """What the memory's file says of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One-hot vectors of class labels: the paper's usual case."""
+
+    size: int
+    """classes"""
+    shots, each, ways = 0, 1, None
+    unit = "class"
+
+    def fresh(self, seed: int, device: str) -> "Params":
+        return {}
+
+    def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
+        from torch.nn.functional import one_hot
+
+        return one_hot(labels, self.size).float()
+
+    def header(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Features of real pictures, made by an encoder that is learned with the memory."""
+
+    shape: "Shape"
+    size: int
+    form: Form = "unit"
+    """unit: a vector of length 1 for each picture, as a label's is; probabilities: one of sum 1 for all pictures of a class"""
+    shots: int = 5
+    ways: int | None = 5
+    encoder: str = ENCODER
+
+    @property
+    def each(self) -> int:
+        return self.shots if self.form == "unit" else 1
+
+    @property
+    def unit(self) -> str:
+        return "picture" if self.form == "unit" else "group of pictures"
+
+    @cached_property
+    def network(self) -> "Network":
+        """The encoder, without weights of its own (a header may name any size)."""
+        import torch
+
+        from recollect.nets import Network
+
+        with torch.device("meta"):
+            return Network(self.encoder, self.shape, self.size)
+
+    def fresh(self, seed: int, device: str) -> "Params":
+        from recollect.nets import Network
+
+        return {n: p.requires_grad_() for n, p in Network(self.encoder, self.shape, self.size).fresh(seed, device).items()}
+
+    def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
+        from torch.nn.functional import normalize
+
+        found = self.network.logits(params, pictures.flatten(0, 1))
+        if self.form == "probabilities":
+            return found.unflatten(0, pictures.shape[:2]).mean(1).softmax(1)
+        return normalize(found, dim=1)
+
+    def header(self) -> dict[str, Any]:
+        numbers = {"encoder": self.encoder, "size": self.size, "form": self.form}
+        return numbers | {"ways": self.ways, "shots": self.shots}
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Vectors that somebody else's query kind makes: a file can be asked with them, and knows no more."""
+
+    size: int
+    kind: str
+    unit = "vector"
+
+    def header(self) -> dict[str, Any]:
+        return {"kind": self.kind, "size": self.size}
+
+
+QUERIES: dict[str, Callable[[DistillConfig, "Shape", int], Query]] = {
+    "labels": lambda config, shape, classes: Labels(classes),
+    "images": lambda config, shape, classes: Pictures(
+        shape, config.query.size, config.query.form, config.query.shots, config.budget.classes_per_step, ENCODER
+    ),
+}
+"""name -> what makes it, for a config, an image shape and a number of classes"""
+
+
+def stated(header: dict[str, Any], shape: "Shape", classes: int) -> "Labels | Pictures | Vectors":
+    """The query kind that a memory's header states; `is_valid` has looked at it."""
+    if not header:
+        return Labels(classes)
+    if "encoder" not in header:
+        return Vectors(header["size"], header["kind"])
+    form = header.get("form", "unit")
+    return Pictures(shape, header["size"], OLD_FORMS.get(form) or form, header["shots"], header["ways"], header["encoder"])
+
+
+def is_valid(header: object) -> bool:
+    """Whether a header's part on queries makes sense: empty for labels; else an encoder's name and three numbers, and a form that
+    older files do not have; or somebody's own kind and its size."""
+    if header == {}:
+        return True
+    if not isinstance(header, dict):
+        return False
+    numbers = ("size", "ways", "shots") if "encoder" in header else ("size",)
+    if not isinstance(header.get("encoder", header.get("kind")), str):
+        return False
+    if header.get("form", "unit") not in ("unit", "probabilities", *OLD_FORMS):
+        return False
+    return all(type(header.get(name)) is int and 0 < header[name] <= MOST_SIZE for name in numbers)
