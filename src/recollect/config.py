@@ -138,8 +138,9 @@ class InnerLoop:
 class OuterStep:
     """What drives the memory, and how it is updated."""
 
-    objective: Literal["unrolled"] = "unrolled"
-    """what drives the memory. unrolled: the loss of networks that were trained on the recall (the paper)"""
+    objective: Literal["unrolled", "regression"] = "unrolled"
+    """what drives the memory. unrolled: the loss of networks that were trained on the recall (the paper); regression: kernel
+    ridge regression on features of a pool of networks, without an unroll"""
     optimiser: Annotated[Literal["adam", "sgd"], flag("outer_optimiser")] = "adam"
     """optimiser of the memory"""
     lr: Annotated[float, flag("outer_lr")] = 0.03

@@ -211,6 +211,14 @@ class Network:
     def logits(self, params: Params, images: Tensor) -> Tensor:
         return functional_call(self.module, params, (images,))
 
+    def features(self, params: Params, images: Tensor) -> Tensor:
+        """What the last linear layer sees: [N, D]"""
+        linear = [module for module in self.module.modules() if isinstance(module, nn.Linear)][-1]
+        seen: list[Tensor] = []
+        with linear.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
+            self.logits(params, images)
+        return seen[0]
+
     def loss(self, params: Params, images: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy: the l of the paper."""
         return nn.functional.cross_entropy(self.logits(params, images), labels)
