@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 pytest.importorskip("numba")
 
-from recollect import fast, unroll
+from recollect import fast, training, unroll
 from recollect.config import Recipe
 from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
-from recollect.fast import cpu, train
+from recollect.fast import cpu
 from recollect.fast import cpu_kernels as kernels
 from recollect.fast.cpu import CpuConvNet
 from recollect.fast.engine import Engine
@@ -29,6 +29,7 @@ PRECISIONS = ["fp32", "bf16"]
 TOLERANCE = {"fp32": 2e-6, "bf16": 2e-2}
 LOOSE = {"fp32": 5e-6, "bf16": 0.3}  # after several blocks: rounding moves pixels across ReLU's kink
 KIND = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CONVNET = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -276,7 +277,7 @@ def test_pack_and_unpack():
 
 @pytest.mark.parametrize(("optimiser", "window"), [("sgd", None), ("sgd", 2), ("adam", None)])
 def test_an_unroll_against_the_reference(optimiser, window):
-    net = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
+    net = CONVNET
     images, labels = random(6, 1, 8, 8, seed=0), torch.arange(6) % 3
     batches = torch.randint(6, (4, 4), generator=torch.Generator().manual_seed(0))
     query = random(5, 1, 8, 8, seed=1), torch.arange(5) % 3
@@ -292,7 +293,7 @@ def test_an_unroll_against_the_reference(optimiser, window):
 
 def test_augmentation_on_the_way():
     """`Schedule` differentiates what it does by itself; the passes see plain images."""
-    net = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
+    net = CONVNET
     images, labels, batches = random(6, 1, 8, 8, seed=0), torch.arange(6) % 3, torch.tensor([[0, 1, 2, 3]] * 3)
     augment = Schedule({"flip": random(3, 4, 2, seed=1).sigmoid()})
     given = images, labels, batches, (images, labels)
@@ -301,19 +302,18 @@ def test_augmentation_on_the_way():
     assert distance(ours.images, theirs.images.double()) < 1e-3
 
 
-def test_training():
-    """Fresh networks by the passes, beside plain SGD."""
-    net, recipe = Network("convnet:width=16,depth=2", (1, 8, 8), 3), Recipe(epochs=2, batch=4, lr=0.05)
-    images, labels = random(6, 1, 8, 8, seed=0), torch.arange(6) % 3
-    (ours,) = train.train(CpuConvNet(net, "fp32"), [(images, labels)], recipe, [3], "cpu")
-    (theirs,) = train.train(General(net, unroll.eager(net.loss)), [(images, labels)], recipe, [3], "cpu")
+def test_training(monkeypatch):
+    """Fresh networks by the passes, beside autograd's."""
+    recipe = Recipe(epochs=2, batch=4, lr=0.05)
+    part = random(6, 1, 8, 8, seed=0), torch.arange(6) % 3
+    (ours,) = training.train(CONVNET, [part], recipe, [3])
+    monkeypatch.setattr(fast, "passes", lambda net, *_, **__: (General(net, unroll.eager(net.loss)), "fp32"))
+    (theirs,) = training.train(CONVNET, [part], recipe, [3])
     for name, p in theirs.items():
         assert float((ours[name] - p).norm()) < 1e-4, name
 
 
 # ---- which passes, and in which precision ---------------------------------------------------------------------------
-
-CONVNET = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
 
 
 @pytest.fixture
