@@ -265,7 +265,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
         (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give 1 to 8"),
-        (["--compute", "bf16", "--device", "cpu"], "compute is bf16, which needs a CUDA device: give fp32 or auto"),
+        (["--compute", "tf32", "--device", "cpu"], "compute is tf32, which needs a CUDA device: give fp32 or auto"),
         (["--tasks", 10], "a buffer of 9 images cannot serve 10 tasks, each with an image at least: give a buffer of 10 or"),
         (["--bases", 12], "12 bases do not fit 1/3 of a buffer of 9 images (192 numbers): at most 10 bases leave room for one"),
         (["--per-task", 0], "task 0 of toy has no samples"),

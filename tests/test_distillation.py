@@ -466,9 +466,9 @@ def test_memory_is_estimated_for_a_gpu(monkeypatch):
     assert said == ["needs about 0.0 GiB of GPU memory, of which 3.0 GiB are free"]
 
 
-def test_half_precision_needs_a_gpu():
-    with pytest.raises(RecollectError, match="compute is bf16, which needs a CUDA device"):
-        resolve(changed(CONFIG, compute="bf16", device="cpu"), toy())
+def test_tf32_needs_a_gpu():
+    with pytest.raises(RecollectError, match="compute is tf32, which needs a CUDA device"):
+        resolve(changed(CONFIG, compute="tf32", device="cpu"), toy())
 
 
 def test_memories_on_the_way_are_kept(tmp_path):

@@ -542,7 +542,7 @@ def test_packs_and_unpacks(passes):
 
 @pytest.mark.parametrize("compute", ["auto", "fp32"])
 def test_on_the_processor(compute):
-    net = Network("convnet:width=16,depth=2", (1, 8, 8), 3)
+    net = Network("mlp", (1, 8, 8), 3)
     flat, name = fast.passes(net, "cpu", compute)
     assert isinstance(flat, General)
     assert name == "fp32"
@@ -551,10 +551,9 @@ def test_on_the_processor(compute):
     assert made.compute == "fp32"
 
 
-@pytest.mark.parametrize("compute", ["bf16", "tf32"])
-def test_what_the_processor_refuses(compute):
-    with pytest.raises(RecollectError, match=f"compute is {compute}, which needs a CUDA device: give fp32 or auto"):
-        fast.passes(Network("mlp", (1, 8, 8), 3), "cpu", compute)
+def test_what_the_processor_refuses():
+    with pytest.raises(RecollectError, match="compute is tf32, which needs a CUDA device: give fp32 or auto"):
+        fast.passes(Network("mlp", (1, 8, 8), 3), "cpu", "tf32")
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""The unroll at the speed of a GPU: `fastest` gives the fastest one for a network, and says so where that is one for any.
+"""The unroll at the speed of the chip: `fastest` gives the fastest one for a network, and says so where that is one for any.
 
-kernels.py, convnet.py: the ConvNet by hand. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's network by hand; span.py:
-MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py: captured steps.
+kernels.py, convnet.py: the ConvNet by hand. cpu_kernels.py, cpu.py: the same on a CPU; layout.py: which networks fit, and
+their weights as one vector; pages.py: memory that stays. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's network by
+hand; span.py: MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py: captured steps.
 """
 
 import importlib.util
@@ -12,13 +13,15 @@ import torch
 
 from recollect import unroll
 from recollect.errors import RecollectError
-from recollect.fast import chain
+from recollect.fast import chain, layout
 from recollect.fast.engine import Engine
 from recollect.fast.flat import Flat, General, Pieces
+from recollect.fast.pages import keep_pages
 from recollect.nets import Network
 
 Compute = Literal["auto", "bf16", "tf32", "fp32"]
 MOST_IMAGES = 4096  # in one pass of the ConvNet's kernels, whose offsets are 32-bit
+NO_NUMBA = "numba is not installed, which the ConvNet's kernels on a CPU are written in (pip install numba)"
 _said: set[str] = set()
 
 
@@ -28,11 +31,11 @@ def passes(
     """The passes for a network on a device, and the precision they compute in.
 
     "auto" is bf16 where the ConvNet's kernels run and for chains with convolutions (TF32 without `half`), and TF32 for other
-    networks.
+    networks; on a CPU it is fp32.
     """
     check(compute, device)
     if not device.startswith("cuda"):
-        return any_network(network, compile), "fp32"
+        return _on_cpu(network, compute, compile)
     wanted = ("bf16" if half else "tf32") if compute == "auto" else compute
     major = torch.cuda.get_device_capability(device)[0]
     if major < 8 and wanted != "fp32":
@@ -53,9 +56,36 @@ def passes(
     return any_network(network, compile), wanted
 
 
+def _on_cpu(network: Network, compute: Compute, compile: bool) -> tuple[Flat, str]:
+    keep_pages()
+    reason = layout.unfit(network)
+    if reason is None and importlib.util.find_spec("numba"):
+        from recollect.fast.cpu import CpuConvNet
+
+        wanted = "bf16" if compute == "bf16" else "fp32"
+        return CpuConvNet(network, wanted), wanted
+    if compute == "bf16":
+        _say(f"bf16 on a CPU is for the ConvNet's kernels, and {reason or NO_NUMBA}: computing in fp32")
+    elif reason is None:
+        _say(f"the general path runs this network, several times slower: {NO_NUMBA}")
+    return any_network(network, compile), "fp32"
+
+
 def check(compute: str, device: str) -> None:
-    if not device.startswith("cuda") and compute not in ("auto", "fp32"):
+    if device.startswith("cuda") or compute in ("auto", "fp32"):
+        return
+    if compute != "bf16":
         raise RecollectError(f"compute is {compute}, which needs a CUDA device: give fp32 or auto")
+    if not computes_in_bf16():
+        raise RecollectError(
+            "compute is bf16, which this processor has no instructions for (AVX512-BF16, AMX): give fp32 or auto"
+        )
+
+
+def computes_in_bf16() -> bool:
+    """Whether the processor multiplies in bfloat16."""
+    found = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(there for name, there in found.items() if name.endswith("bf16"))
 
 
 def any_network(network: Network, compile: bool = False) -> General:

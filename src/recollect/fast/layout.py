@@ -1,0 +1,124 @@
+"""The ConvNet as its kernels see it: which networks fit them, and the weights as one vector.
+
+The vector holds the first convolution as [K, C] (its 9 taps and inputs, padded to K) and gamma and beta of every block: the
+rows that kernels add up image by image. Then come the other convolutions as [C out, 3, 3, C in], the linear layer with its
+features in the order of channels-last maps, and its bias. Biases of the convolutions are not in it: the norm takes them away,
+so their gradients are zero.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from recollect.nets import InstanceNorm, Network, Params
+
+CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One convolution with its norm and pooling: what the kernels need to know of it."""
+
+    name: str
+    norm: str
+    side: int
+    """of its map, before pooling"""
+    row: int
+    """of its gamma among the rows that lead the vector; beta's is the next"""
+    start: int
+    """of its convolution in the vector"""
+
+
+def unfit(network: Network) -> str | None:
+    """Why the kernels cannot run a network; None if they can."""
+    module, (inputs, height, breadth) = network.module, network.shape
+    layers = list(module) if isinstance(module, nn.Sequential) else []
+    blocks, rest = divmod(len(layers) - 2, 4)
+    linear = layers[-1] if layers else None
+    if blocks < 1 or rest or not isinstance(layers[-2], nn.Flatten) or not isinstance(linear, nn.Linear):
+        return "it is not a ConvNet: blocks of convolution, norm, ReLU and pooling, then one linear layer"
+    if linear.bias is None:
+        return "its linear layer has no bias"
+    width, first = getattr(layers[0], "out_channels", 0), getattr(layers[0], "padding", (0, 0))
+    for number in range(blocks):
+        conv, norm, relu, pool = layers[4 * number : 4 * number + 4]
+        if not (isinstance(norm, InstanceNorm) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
+            return f"its block {number + 1} is not convolution, InstanceNorm, ReLU and average pooling"
+        plain = nn.Conv2d(width if number else inputs, width, 3, padding=1 if number else first)
+        if not isinstance(conv, nn.Conv2d) or any(getattr(conv, name) != getattr(plain, name) for name in CONVOLUTION):
+            return f"its convolution {number + 1} is not a plain 3x3 one of {width} channels"
+        if (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) != (2, 2, 0, False):
+            return f"its pooling {number + 1} is not by 2"
+    if width not in (16, 32, 64, 128, 256):
+        return f"its width is {width}, not 16, 32, 64, 128 or 256"
+    side = height + 2 * first[0] - 2
+    if height != breadth or first[0] != first[1] or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
+        return f"its maps are {side}x{breadth + 2 * first[1] - 2}, not square with a power of two from 8 to 64"
+    if inputs > 7:
+        return f"its images have {inputs} channels, not 1 to 7"
+    return None
+
+
+class Layout:
+    """A ConvNet's weights in one vector."""
+
+    def __init__(self, network: Network):
+        self.network = network
+        layers = list(cast(nn.Sequential, network.module))
+        count, first = len(layers) // 4, cast(nn.Conv2d, layers[0])
+        self.source, self.channels, self.classes = network.shape[1], network.shape[0], network.classes
+        self.width, self.padding = first.out_channels, cast(tuple[int, int], first.padding)[0]
+        self.patch = max(16, 1 << (9 * self.channels - 1).bit_length())
+        side, self.rows = self.source + 2 * self.padding - 2, self.patch + 2 * count
+        self.blocks: list[Block] = []
+        start = self.rows * self.width
+        for number in range(count):
+            row = self.patch + 2 * number
+            self.blocks.append(Block(f"{4 * number}", f"{4 * number + 1}", side, row, start if number else 0))
+            start += 9 * self.width**2 if number else 0
+            side //= 2
+        self.linear, self.head_at, self.features = f"{len(layers) - 1}", start, side * side * self.width
+        self.size = start + self.classes * (self.features + 1)
+
+    def parts(self, vector: Tensor) -> Params:
+        """Its named parts, as views in their own layout."""
+        found, width = {}, self.width
+        rows = vector[: self.rows * width].view(self.rows, width)
+        for number, block in enumerate(self.blocks):
+            weight = vector[block.start : block.start + 9 * width**2]
+            found[f"{block.name}.weight"] = weight.view(width, 3, 3, width) if number else rows[: self.patch]
+            found[f"{block.norm}.weight"], found[f"{block.norm}.bias"] = rows[block.row], rows[block.row + 1]
+        head = vector[self.head_at :]
+        found[f"{self.linear}.weight"] = head[: -self.classes].view(self.classes, self.features)
+        found[f"{self.linear}.bias"] = head[-self.classes :]
+        return found
+
+    def pack(self, params: Params) -> Tensor:
+        """The vector of these parameters."""
+        first = next(iter(params.values()))
+        vector = first.new_zeros(self.size, dtype=torch.float32)
+        side = self.blocks[-1].side // 2
+        for name, part in self.parts(vector).items():
+            value = params[name]
+            if name == "0.weight":
+                part[: 9 * self.channels] = value.flatten(1).T
+            elif name == f"{self.linear}.weight":
+                part.copy_(value.unflatten(1, (self.width, side, side)).permute(0, 2, 3, 1).flatten(1))
+            else:
+                part.copy_(value.permute(0, 2, 3, 1) if value.ndim == 4 else value)
+        return vector
+
+    def unpack(self, vector: Tensor, like: Params) -> Params:
+        """Parameters again; the convolutions' biases, which do not move, as they are in `like`."""
+        params, side = {name: p.to(vector.device) for name, p in like.items()}, self.blocks[-1].side // 2
+        for name, part in self.parts(vector).items():
+            if name == "0.weight":
+                part = part[: 9 * self.channels].T.reshape(like[name].shape)
+            elif name == f"{self.linear}.weight":
+                part = part.unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2).flatten(1)
+            else:
+                part = part.permute(0, 3, 1, 2) if part.ndim == 4 else part
+            params[name] = part.clone(memory_format=torch.contiguous_format)
+        return params
