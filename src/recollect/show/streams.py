@@ -157,7 +157,6 @@ def curve(results: Sequence[Result], title: str = "") -> Figure:
     axes.set_xlabel("tasks seen")
     axes.set_ylabel("mean accuracy on them, %")
     axes.set_title(title)
-    axes.grid(axis="y")
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 

@@ -39,7 +39,8 @@ STYLE: dict[Any, Any] = {
     "grid.color": GRID,
     **dict.fromkeys(("grid.linewidth", "axes.linewidth"), 0.6),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
+    "axes.grid.axis": "y",
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "errorbar.capsize": 2,
@@ -112,6 +113,7 @@ def bare(axes, title: str = "") -> None:
     """One title, no frame, no tick marks: for pictures and maps, which hang from the same line."""
     axes.set_title(title)
     axes.set_anchor("N")
+    axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
