@@ -64,7 +64,6 @@ def _picture(images: Tensor, columns: int) -> bytes:
 
 
 def _bytes(save: Callable[..., None], **options: Any) -> bytes:
-    """What `save` writes into a file."""
     buffer = io.BytesIO()
     save(buffer, **options)
     return buffer.getvalue()

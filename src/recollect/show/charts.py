@@ -12,7 +12,7 @@ from recollect.errors import RecollectError
 from recollect.selection import Selection
 from recollect.show import style
 from recollect.show.sources import EVERYTHING, OURS, Measured, is_number
-from recollect.show.style import COLUMN, LINES, MARKERS, PAGE, at_values, legend_name, new, short, styled
+from recollect.show.style import COLUMN, LINES, MARKERS, PAGE, at_values, legend_name, short, styled
 from recollect.show.tables import PAPER, PAPER_MEMORY, PAPER_PER_CLASS
 
 MOST_POINTS = 150  # of a curve: each the mean of as many steps as it takes, with their range as a band
@@ -28,13 +28,12 @@ MOMENTUM = {"full": "full momentum", "forward-only": "forward-only momentum", "n
 @styled
 def selection_figure(selection: Selection) -> Figure:
     """Accuracy on the validation split against the setting that was varied."""
-    figure = new(3.75, 2.55)
+    figure = Figure((3.75, 2.55))
     axes = figure.subplots()
     places, found = range(len(selection.values)), selection.evaluations
     axes.errorbar(places, [each.mean for each in found], [each.deviation for each in found], fmt="o-", color=style.BLUE)
     axes.set_xticks(places, [short(str(value), 24) for value in selection.values])
-    axes.set_xlabel(selection.field.replace("_", " "))
-    axes.set_ylabel(f"validation accuracy, % ({len(found[0].values)} networks)")
+    axes.set(xlabel=selection.field.replace("_", " "), ylabel=f"validation accuracy, % ({len(found[0].values)} networks)")
     return figure
 
 
@@ -62,19 +61,17 @@ def _dataset_and_budget(point: Measured) -> str:
 
 
 def _against(points: Sequence[Measured], setting: str, words: str, line: Callable[[Measured], str], log: bool) -> Figure:
-    figure = new(COLUMN, 2.5)
+    figure = Figure((COLUMN, 2.5))
     axes = figure.subplots()
     for place, (name, some) in enumerate(_named(points, line).items()):
-        xs = [point.number(setting) for point in some]
-        _line(axes, xs, some, name, LINES[place % len(LINES)], MARKERS[place % len(MARKERS)])
+        _line(axes, setting, some, name, LINES[place % len(LINES)], MARKERS[place % len(MARKERS)])
     values = sorted({point.number(setting) for point in points})
     if log:
         axes.set_xscale("log")
     if log or len(values) <= 8:
         at_values(axes.xaxis, values)
-    axes.set_xlabel(words)
-    _accuracy_axis(axes, points)
-    _legend(figure, [axes])
+    axes.set(xlabel=words, ylabel=_accuracy(points))
+    _legend(figure)
     return figure
 
 
@@ -88,9 +85,9 @@ def _named(points: Sequence[Measured], line: Callable[[Measured], str]) -> dict[
     return named
 
 
-def _line(axes, xs: Sequence[int], points: Sequence[Measured], name: str, color: str, marker: str) -> None:
+def _line(axes, setting: str, points: Sequence[Measured], name: str, color: str, marker: str) -> None:
     """Every point with its deviation, and a line through their means at each x."""
-    means, deviations = [point.mean for point in points], [point.deviation for point in points]
+    xs, means, deviations = zip(*((point.number(setting), point.mean, point.deviation) for point in points), strict=True)
     axes.errorbar(xs, means, deviations, fmt=marker, color=color)
     places = sorted(set(xs))
     through = [np.mean([mean for x, mean in zip(xs, means, strict=True) if x == place]) for place in places]
@@ -98,15 +95,15 @@ def _line(axes, xs: Sequence[int], points: Sequence[Measured], name: str, color:
     axes.plot(places, through, color=color, marker=alone, label=legend_name(name))
 
 
-def _accuracy_axis(axes, points: Iterable[Measured]) -> None:
+def _accuracy(points: Iterable[Measured]) -> str:
     splits = {point.on for point in points}
-    axes.set_ylabel(f"{splits.pop()} accuracy, %" if len(splits) == 1 else "accuracy, %")
+    return f"{splits.pop()} accuracy, %" if len(splits) == 1 else "accuracy, %"
 
 
-def _legend(figure: Figure, panels: Sequence[Any]) -> None:
+def _legend(figure: Figure) -> None:
     """One legend above all panels, each name once, in as many columns as fit."""
     found: dict[str, Any] = {}
-    for axes in panels:
+    for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     names = sorted(found, key=lambda name: (PAPER in name, name == EVERYTHING))
@@ -121,39 +118,33 @@ def budget(points: Sequence[Measured]) -> Figure:
     datasets = list(dict.fromkeys(point.dataset for point in points))
     columns = min(len(datasets), 3)
     rows = math.ceil(len(datasets) / columns)
-    figure = new(COLUMN if columns == 1 else PAGE, 2.1 * rows + 0.8)
+    figure = Figure((COLUMN if columns == 1 else PAGE, 2.1 * rows + 0.8))
     grid = figure.subplots(rows, columns, squeeze=False)
-    panels = grid.flat[: len(datasets)]
     for axes in grid.flat[len(datasets) :]:
         axes.remove()
-    for axes, dataset in zip(panels, datasets, strict=True):
+    for axes, dataset in zip(figure.axes, datasets, strict=True):
         _budget_panel(axes, dataset, [point for point in points if point.dataset == dataset])
     for axes in grid[:, 0]:
-        _accuracy_axis(axes, points)
-    _legend(figure, panels)
+        axes.set_ylabel(_accuracy(points))
+    _legend(figure)
     return figure
 
 
 def _budget_panel(axes, dataset: str, points: Sequence[Measured]) -> None:
-    shown: set[int] = set()
-    for name, some in _named([point for point in points if point.name != EVERYTHING], _kind).items():
-        xs = [point.number("images_per_class") for point in some]
-        color, marker = OF_KIND.get(_kind(some[0]), (style.ORANGE, "v"))
-        _line(axes, xs, some, name, color, marker)
-        shown |= set(xs)
+    limited = [point for point in points if point.name != EVERYTHING]
+    shown = {point.number("images_per_class") for point in limited}
+    for name, some in _named(limited, _kind).items():
+        _line(axes, "images_per_class", some, name, *OF_KIND.get(_kind(some[0]), (style.ORANGE, "v")))
     for point in [point for point in points if point.name == EVERYTHING][:1]:
         axes.axhline(point.mean, color=style.INK, linestyle=":", linewidth=1, label=EVERYTHING)
     for table, name, color, marker in THEIRS:
         if dataset in table:
-            xs = list(table[dataset])
             means, deviations = zip(*table[dataset].values(), strict=True)
             look = {"color": color, "marker": marker, "markerfacecolor": "none", "linestyle": "--"}
-            axes.errorbar(xs, means, deviations, label=name, **look)
-            shown |= set(xs)
-    axes.set_xscale("log")
+            axes.errorbar(list(table[dataset]), means, deviations, label=name, **look)
+            shown |= table[dataset].keys()
+    axes.set(xscale="log", xlabel="images per class", title=short(dataset, 24))
     at_values(axes.xaxis, sorted(shown))
-    axes.set_xlabel("images per class")
-    axes.set_title(short(dataset, 24))
 
 
 def _kind(point: Measured) -> str:
@@ -174,17 +165,15 @@ def curves(runs: dict[str, list[dict[str, Any]]], keys: Sequence[str] = tuple(CU
     keys = [key for key in keys if any(series(lines, key) for lines in runs.values())]
     if not keys:
         raise RecollectError(f"{', '.join(runs)} has no finite number in its metrics: there is no curve to draw")
-    figure = new(COLUMN if len(keys) == 1 else PAGE, 2.3 if len(runs) == 1 else 2.6)
+    figure = Figure((COLUMN if len(keys) == 1 else PAGE, 2.3 if len(runs) == 1 else 2.6))
     grid = figure.subplots(1, len(keys), squeeze=False)[0]
     for axes, key in zip(grid, keys, strict=True):
         for place, (name, lines) in enumerate(runs.items()):
             _curve(axes, series(lines, key), legend_name(name), LINES[place % len(LINES)], log=key == "norm")
-        axes.set_ylabel(CURVES[key])
-        axes.set_xlabel("outer step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set(ylabel=CURVES[key], xlabel="outer step")
+        axes.xaxis.set(major_locator=MaxNLocator(5, steps=[1, 2, 5, 10], integer=True), major_formatter="{x:,.0f}")
     if len(runs) > 1:
-        _legend(figure, grid)
+        _legend(figure)
     return figure
 
 
@@ -208,6 +197,5 @@ def _curve(axes, points: list[tuple[int, float]], name: str, color: str, log: bo
         axes.set_yscale("log")
         values = [value for _, value in points]
         is_narrow = math.log10(max(values)) - math.log10(min(values)) < 2  # then numbers between powers of ten are written too
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6) if is_narrow else LogLocator(numticks=5))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        locator = LogLocator(subs=(1, 2, 5), numticks=6) if is_narrow else LogLocator(numticks=5)
+        axes.yaxis.set(major_locator=locator, major_formatter="{x:g}", minor_formatter=NullFormatter())

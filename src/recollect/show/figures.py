@@ -56,8 +56,7 @@ def _one(sources: list[Source]) -> Source:
 
 
 def _memory(sources: list[Source]) -> Memory:
-    source = _one(sources)
-    return Memory.load(source.memory or source.path)
+    return Memory.load(_one(sources).memory or sources[0].path)
 
 
 def _by_name(sources: list[Source]) -> dict[str, list[dict]]:
@@ -70,7 +69,7 @@ def _by_name(sources: list[Source]) -> dict[str, list[dict]]:
 
 def _own_network(source: Source) -> list[Measured]:
     """What was measured with the network that the memory was distilled with."""
-    found = [point for point in source.points if point.is_of_own_network]
+    found = [point for point in source.points if point.network == point.config.get("network", point.network)]
     if not any(point.name == OURS for point in found):
         remedy = "recollect evaluate it without --architectures"
         raise RecollectError(f"{source.path} has no accuracy of the network it was distilled with: {remedy}")

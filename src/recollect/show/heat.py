@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query
 from recollect.show.sources import Measured
-from recollect.show.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, new, short, styled
+from recollect.show.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, short, styled
 from recollect.show.tables import by_superclass
 
 NAME_INCHES = 0.1  # a tick label needs this much
@@ -23,7 +23,7 @@ def similarity(memory: Memory, query: Query = None) -> Figure:
     if memory.header.addressing == "one-hot":
         raise RecollectError("the memory's addressing is one-hot: its classes share no bases, and have no similarity to show")
     side = COLUMN if len(labels) <= 20 else min(PAGE, COLUMN + 0.05 * len(labels))
-    figure = new(side, side * 0.94)
+    figure = Figure((side, side * 0.94))
     title = f"similarity of classes, {short(memory.header.dataset, 24)}"
     draw_similarity(figure, figure.subplots(), memory, labels, title, side * 0.72)
     return figure
@@ -66,7 +66,7 @@ def architectures(points: Sequence[Measured]) -> Figure:
     words = 0.065 * max(map(len, names)) + 0.3
     titles = [short(", ".join(panel), 40) for panel in panels]
     width = len(panels) * max(0.62 * len(columns) + 0.2, 0.07 * max(map(len, titles))) + words
-    figure = new(max(2.4, width), 0.42 * len(rows) + words + 0.45)
+    figure = Figure((max(2.4, width), 0.42 * len(rows) + words + 0.45))
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     low, high = (pick(point.mean for point in points) for pick in (min, max))
     for axes, panel, title in zip(grid, panels, titles, strict=True):
@@ -100,14 +100,13 @@ def accuracy_matrix(matrix: Sequence[Sequence[float | None]], title: str = "") -
     columns = max(map(len, matrix))
     table = np.array([[*row, *[None] * (columns - len(row))] for row in matrix], float)  # None is NaN
     side = COLUMN if columns <= 20 else min(PAGE, COLUMN + 0.03 * columns)
-    figure = new(side, side * 0.92)
+    figure = Figure((side, side * 0.92))
     axes = figure.subplots()
     low = math.floor(np.nanmin(table) / 10) * 10
     high = max(math.ceil(np.nanmax(table) / 10) * 10, low + 10)
     image = axes.imshow(table, cmap=ACCURACY, vmin=low, vmax=high, interpolation="nearest")
     bare(axes, "\n".join(filter(None, (title, _summary(table)))))
-    axes.set_xlabel("accuracy on task")
-    axes.set_ylabel("after task")
+    axes.set(xlabel="accuracy on task", ylabel="after task")
     step = 1 if columns <= 12 else 5 if columns <= 50 else 10
     for axis, count in ((axes.yaxis, len(matrix)), (axes.xaxis, columns)):
         shown = [number for number in range(count) if (number + 1) % step == 0 or number == 0]

@@ -10,7 +10,7 @@ from torch import Tensor
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query, recall
 from recollect.show.heat import draw_similarity
-from recollect.show.style import COLUMN, PAGE, bare, new, short, styled
+from recollect.show.style import COLUMN, PAGE, bare, short, styled
 
 MOST_CLASSES, MOST_RECALLED, MOST_BASES = 20, 8, 256  # shown in a figure
 MOST_ROWS = 10  # classes where bases and similarity share the page
@@ -24,7 +24,7 @@ def bases(memory: Memory) -> Figure:
     columns = wide_columns(len(shown))
     picture = mosaic(stretched(shown.float()), columns)
     width = COLUMN if len(shown) <= 64 else PAGE
-    figure = new(width, width * len(picture) / picture.shape[1] + 0.3)
+    figure = Figure((width, width * len(picture) / picture.shape[1] + 0.3))
     _show(figure.subplots(), picture, f"{short(memory.header.dataset, 24)}: {describe_bases(memory)}")
     return figure
 
@@ -56,7 +56,7 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
     picture = mosaic(images, across)
     longest = max(map(len, names))
     words = 0.12 if wide and longest <= 2 else 0.058 * longest + 0.1
-    figure = new(CELL * across + 0.15 + (0 if wide else words), CELL * down + 0.3 + (words if wide else 0))
+    figure = Figure((CELL * across + 0.15 + (0 if wide else words), CELL * down + 0.3 + (words if wide else 0)))
     axes = figure.subplots()
     _show(axes, picture, _title(memory, labels) if query is None else "recalled")
     _name(axes.xaxis if wide else axes.yaxis, picture.shape[1] if wide else len(picture), names)
@@ -73,8 +73,10 @@ def memory_figure(memory: Memory, title: str = "") -> Figure:
     widths = [min(max(0.4, picture.shape[1] / len(picture)), 1.5) for picture in (left, middle)] + [1.1]
     words = 0.8 + 0.14 * max(map(len, names))
     height = min(2.6, (PAGE - words) / sum(widths))
-    figure = new(height * sum(widths) + words, height + 0.6)
-    figure.suptitle(title or _describe(memory))
+    figure = Figure((height * sum(widths) + words, height + 0.6))
+    name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
+    count = len(memory.addressing) * len(memory.class_names)
+    figure.suptitle(title or f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images")
     first, second, third = figure.subplots(1, 3, width_ratios=widths)
     _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
     _show(second, middle, _title(memory, labels))
@@ -85,12 +87,6 @@ def memory_figure(memory: Memory, title: str = "") -> Figure:
     return figure
 
 
-def _describe(memory: Memory) -> str:
-    name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
-    count = len(memory.addressing) * len(memory.class_names)
-    return f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images"
-
-
 def _title(memory: Memory, labels: list[int]) -> str:
     every = len(memory.class_names)
     return "recalled" if len(labels) == every else f"recalled, {len(labels)} of {every} classes"
@@ -99,12 +95,10 @@ def _title(memory: Memory, labels: list[int]) -> str:
 def _show(axes, picture: np.ndarray, title: str) -> None:
     axes.imshow(picture, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     bare(axes, title)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
 def _name(axis, length: int, names: list[str]) -> None:
-    """Names along an axis of so many pixels."""
     side = (length + 1) / len(names)
     long = axis.axis_name == "x" and max(map(len, names)) > 2
     axis.set_ticks([side * (place + 0.5) - 1 for place in range(len(names))], names, rotation=90 if long else 0)

@@ -123,9 +123,7 @@ def _pixels(images: Tensor, columns: int, words: str, cell: int) -> Html:
 
 def _shrunk(images: Tensor) -> Tensor:
     """uint8 images, none larger than a page can show of many."""
-    side = max(images.shape[-2:])
-    if side <= MOST_SIDE:
-        return images
+    side = max(MOST_SIDE, *images.shape[-2:])
     size = [max(1, round(length * MOST_SIDE / side)) for length in images.shape[-2:]]
     return torch.nn.functional.interpolate(images.float(), size, mode="area").round().to(torch.uint8)
 
@@ -145,7 +143,6 @@ def _number(count: int, word: str, one: str = "", many: str = "s") -> str:
 
 
 def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) -> Html:
-    """The four numbers that are asked for first."""
     best = next((point for point in points if point.name == OURS), None)
     seconds, allowed = sum(_seconds(lines)), memory.header.budget.get("numbers")
     tiles = [
@@ -167,22 +164,18 @@ def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
     rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
     splits = " and ".join(sorted({point.on for point in points}))
     note = f"Mean ± standard deviation over fresh networks, on the {splits} split; memory: {points[0].protocol or 'not told'}."
-    headings = ("trained on", "accuracy, %", "size", "network", "n")
-    return [_table(rows, headings, "wide"), _note(note)]
+    return [_table(rows, ("trained on", "accuracy, %", "size", "network", "n"), "wide"), _note(note)]
 
 
 def _bar(point: Measured) -> Html:
-    """An accuracy in numbers, and as a length."""
     length = tag("span", tag("i", style=f"width:{min(max(point.mean, 0), 100):.1f}%"), class_="bar")
     return Html(tag("b", f"{point.mean:.1f} ± {point.deviation:.1f}") + length)
 
 
 def _training(lines: list[dict[str, Any]]) -> list[Html]:
-    keys = [key for key in charts.CURVES if charts.series(lines, key)]
-    if not keys:
-        return [_note("No metrics were kept.")]
-    drawn = [_figure(charts.curves({"run": lines}, (key,)), f"{charts.CURVES[key]} by outer step") for key in keys]
-    return [tag("div", *drawn, class_="charts")]
+    known = {key: words for key, words in charts.CURVES.items() if charts.series(lines, key)}
+    drawn = [_figure(charts.curves({"run": lines}, (key,)), f"{words} by outer step") for key, words in known.items()]
+    return [tag("div", *drawn, class_="charts") if drawn else _note("No metrics were kept.")]
 
 
 def _bases(memory: Memory) -> list[Html]:

@@ -50,10 +50,6 @@ class Measured:
         precision = self.config.get("precision", "float32")
         return name if precision == "float32" else f"{name} ({precision})"
 
-    @property
-    def is_of_own_network(self) -> bool:
-        return self.network == self.config.get("network", self.network)
-
     def number(self, setting: str) -> int:
         """A whole number of the config."""
         found = self.config.get(setting)
@@ -79,31 +75,22 @@ class Source:
     def metrics(self) -> list[dict[str, Any]]:
         return metrics(self.run) if self.run else []
 
-    @cached_property
-    def is_asked_with_pictures(self) -> bool:
-        """Then it has no classes to recall by name."""
-        return self.memory is not None and not isinstance(read_header(self.memory)[0].asked, Labels)
-
     @property
     def gives(self) -> list[str]:
         """The figures that can be drawn from it."""
-        found = (["bases"] if self.is_asked_with_pictures else list(OF_MEMORY)) if self.memory else []
-        found += ["curves"] if self.metrics else []
-        found += list(OF_ACCURACY) if self.points else []
-        found += ["selection"] if self.selection else []
-        return found + (["continual"] if self.matrix else [])
+        by_name = self.memory and isinstance(read_header(self.memory)[0].asked, Labels)
+        found = [*OF_MEMORY] if by_name else ["bases"] if self.memory else []
+        found += ["curves"] * bool(self.metrics) + [*OF_ACCURACY] * bool(self.points)
+        return found + ["selection"] * bool(self.selection) + ["continual"] * bool(self.matrix)
 
     def check(self, figure: str) -> None:
         """An error that says what it can give instead."""
         if figure in self.gives:
             return
-        why = ""
-        if figure in OF_ACCURACY and self.memory:
-            why = f"no accuracy was measured yet (recollect evaluate {self.path})"
-        elif figure == "curves" and self.memory and not self.run:
-            why = "a memory file has no curves, but the folder of its run does"
-        elif figure in OF_MEMORY and self.memory:
-            why = "it is asked with pictures, and not by the names of classes"
+        reasons = dict.fromkeys(OF_ACCURACY, f"no accuracy was measured yet (recollect evaluate {self.path})")
+        reasons |= dict.fromkeys(OF_MEMORY, "it is asked with pictures, and not by the names of classes")
+        reasons |= {} if self.run else {"curves": "a memory file has no curves, but the folder of its run does"}
+        why = reasons.get(figure) if self.memory else None
         can = f"it can give {', '.join(self.gives)}" if self.gives else "it holds nothing to draw yet"
         raise RecollectError(f"{self.path} cannot give the figure '{figure}': {'; '.join(filter(None, (why, can)))}")
 
@@ -154,10 +141,8 @@ def _json(path: Path) -> Source:
             raise RecollectError(f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run")
         return Source(path, memory=memory, points=of_memory(memory, path))
     if found and all(isinstance(each, dict) and {"config", "evaluation"} <= each.keys() for each in found.values()):
-        points = [
-            _measured(each["evaluation"], str(each.get("dataset", path.stem)), each["config"], path) for each in found.values()
-        ]
-        return Source(path, points=points)
+        every = [(each["evaluation"], str(each.get("dataset", path.stem)), each["config"]) for each in found.values()]
+        return Source(path, points=[_measured(*each, path) for each in every])
     raise RecollectError(f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file")
 
 
@@ -175,10 +160,8 @@ def metrics(run: Run) -> list[dict[str, Any]]:
 def of_memory(path: Path, evaluation: Path | None = None) -> list[Measured]:
     """The accuracies of a memory file, its baselines too: from the evaluation beside it, else from its header."""
     header, tensors = read_header(path)
-    config = header.made.get("config")
-    config = dict(config) if isinstance(config, dict) else {}
-    config["bases"] = tensors["bases"].shape[0]
-    config.setdefault("images_per_class", header.budget.get("images_per_class"))
+    made, known = header.made.get("config"), {"images_per_class": header.budget.get("images_per_class")}
+    config = known | (made if isinstance(made, dict) else {}) | {"bases": tensors["bases"].shape[0]}
     beside = evaluation or Run(path.parent).evaluation_path
     if beside.is_file() and (found := read_json(beside)).get("memory", "memory.safetensors") == path.name:
         return [_measured(row, header.dataset, config, beside, None) for row in _list(found.get("rows"), beside)]
@@ -219,7 +202,6 @@ def _list(rows: object, path: Path) -> list[Any]:
 
 
 def _measured(row: object, dataset: str, config: object, where: Path, name: str | None = OURS) -> Measured:
-    """A row of a file, under this name or its own."""
     if not (isinstance(row, dict) and isinstance(config, dict)):
         raise _damaged(where)
     mean, deviation, n, seconds = row.get("mean"), row.get("deviation", 0.0), row.get("n", 1), row.get("seconds")

@@ -21,7 +21,7 @@ from recollect.files import write_json
 from recollect.jobs import Tell
 from recollect.show import terminal
 from recollect.show.heat import accuracy_matrix
-from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
+from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, save, styled
 
 NAMES = {
     "compress": "compress-then-recall",
@@ -66,9 +66,6 @@ PAPER = {
 """The paper's tables, its baselines' figures as it quotes them: stream -> learner -> what it prints."""
 
 
-# --- progress ----------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], Tell] | None]:
     """A bar in a terminal, plain lines when piped; for `run`."""
@@ -101,9 +98,6 @@ def _lines(name: str, total: int, done: float) -> Tell:
     return line
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
-
-
 def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
     """A row for each learner, run or not, and for each baseline that only the paper has."""
     quoted = PAPER.get(stream, {})
@@ -134,13 +128,10 @@ def table(results: Sequence[Result], stream: str, told: str) -> Table:
     return shown
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
-
-
 @styled
 def curve(results: Sequence[Result], title: str = "") -> Figure:
     """RA against tasks seen, a line for each learner, with the deviation over seeds."""
-    figure = new(COLUMN, 2.6)
+    figure = Figure((COLUMN, 2.6))
     axes = figure.subplots()
     for number, name in enumerate(dict.fromkeys(result.learner for result in results)):
         curves = [result.metrics.curve for result in results if result.learner == name]
@@ -154,9 +145,7 @@ def curve(results: Sequence[Result], title: str = "") -> Figure:
         low, high = ([p.mean + sign * p.deviation for p in points] for sign in (-1, 1))
         axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("tasks seen")
-    axes.set_ylabel("mean accuracy on them, %")
-    axes.set_title(title)
+    axes.set(xlabel="tasks seen", ylabel="mean accuracy on them, %", title=title)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 

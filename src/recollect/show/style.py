@@ -47,14 +47,12 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "text.parse_math": False,  # a name may hold a $
     "svg.hashsalt": "recollect",
+    "figure.dpi": DPI,
+    "figure.constrained_layout.use": True,
     **dict.fromkeys(("figure.constrained_layout.h_pad", "figure.constrained_layout.w_pad"), 0.05),
 }
 styled = matplotlib.rc_context(STYLE)
 """the decorator of a function that draws a figure"""
-
-
-def new(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> bytes:
@@ -111,8 +109,7 @@ def legend_name(name: str) -> str:
 
 def bare(axes, title: str = "") -> None:
     """One title, no frame, no tick marks: for pictures and maps, which hang from the same line."""
-    axes.set_title(title)
-    axes.set_anchor("N")
+    axes.set(title=title, anchor="N")
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -77,7 +77,6 @@ def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None
 
 
 def _table(*headings: str, left: Sequence[str]) -> Table:
-    """These columns, the numbers among them to the right."""
     return Table(*(Column(each, justify="left" if each in left else "right", overflow="fold") for each in headings))
 
 
