@@ -87,7 +87,7 @@ class Source:
         """An error that says what it can give instead."""
         if figure in self.gives:
             return
-        reasons = dict.fromkeys(OF_ACCURACY, f"no accuracy was measured yet (recollect evaluate {self.path})")
+        reasons: dict[str, str] = dict.fromkeys(OF_ACCURACY, f"no accuracy was measured yet (recollect evaluate {self.path})")
         reasons |= dict.fromkeys(OF_MEMORY, "it is asked with pictures, and not by the names of classes")
         reasons |= {} if self.run else {"curves": "a memory file has no curves, but the folder of its run does"}
         why = reasons.get(figure) if self.memory else None

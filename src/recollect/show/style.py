@@ -68,13 +68,12 @@ def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> byt
 
 def _settle(figure: Figure) -> None:
     """Lay it out, to a millionth of its size: the solver's last digits depend on where in memory things lie."""
-    if not isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-        return
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        left, bottom, width, height = (round(length, 6) for length in axes.get_position(original=True).bounds)
-        axes.set_position((left, bottom, width, height))
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for axes in figure.axes:
+            left, bottom, width, height = (round(length, 6) for length in axes.get_position(original=True).bounds)
+            axes.set_position((left, bottom, width, height))
 
 
 def on_dark(svg: bytes) -> bytes:
