@@ -50,15 +50,13 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
         (full_data(images, preprocess, whole, networks=networks), f"{images.train.images.numel():,} floats"),
     ]
     run = Run(out)
-    memory = memory.with_accuracy(ours.entry())
-    memory.save(run.memory_path)
+    memory.with_accuracy(ours.entry()).save(run.memory_path)
     write_json(run.evaluation_path, {"rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]})
-    figure = out / "memory.png"
-    figures.save(figures.memory_figure(memory), figure)
-    report.write(out)
+    figures.save(figures.memory_figure(memory), out / "memory.png")
+    written = report.write(out)
 
     terminal.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
-    terminal.say(f"memory  {run.memory_path}\nfigure  {figure}\nreport  {out / report.FILE}")
+    terminal.say(f"memory  {run.memory_path}\nfigure  {out / 'memory.png'}\nreport  {written}")
     terminal.say(f"in      {time.perf_counter() - began:.0f} s")
     return [evaluation for evaluation, _ in rows]
 

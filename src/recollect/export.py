@@ -2,8 +2,10 @@
 
 import io
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from recollect.errors import RecollectError
 from recollect.files import write_atomically
 from recollect.memory import Memory, Query
-from recollect.show.figures import mosaic, pixels
+from recollect.show.pictures import mosaic, pixels
 
 Format = Literal["npz", "png", "sheet", "pt"]
 
@@ -22,7 +24,7 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
     """Write a recall to `out`, a file (npz, sheet) or a folder (png, pt) that must not be there yet; all of it, or nothing."""
     if out.exists():
         raise RecollectError(f"{out} already exists: give another name (--out)")
-    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, query)
+    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, *memory.recall(query))
     try:
         for name, data in files.items():
             write_atomically(out / name, data)
@@ -31,50 +33,37 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
         raise
 
 
-def _npz(memory: Memory, query: Query) -> dict[str, bytes]:
+def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """images (as a network sees them), pixels (uint8), labels, class_names"""
-    images, labels = memory.recall(query)
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        images=images.numpy(),
-        pixels=pixels(memory, images).numpy(),
-        labels=labels.numpy(),
-        class_names=np.array(memory.class_names),
-    )
-    return {"": buffer.getvalue()}
+    arrays = {"images": images.numpy(), "pixels": pixels(memory, images).numpy(), "labels": labels.numpy()}
+    return {"": _bytes(np.savez_compressed, **arrays, class_names=np.array(memory.class_names))}
 
 
-def _pt(memory: Memory, query: Query) -> dict[str, bytes]:
+def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """images.pt [N,C,H,W] float32 and labels.pt [N] int64, plain tensors: what other distillation toolkits evaluate"""
-    images, labels = memory.recall(query)
-    return {"images.pt": _saved(images), "labels.pt": _saved(labels)}
+    return {"images.pt": _bytes(partial(torch.save, images.clone())), "labels.pt": _bytes(partial(torch.save, labels.clone()))}
 
 
-def _saved(tensor: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tensor.clone(), buffer)
-    return buffer.getvalue()
-
-
-def _png(memory: Memory, query: Query) -> dict[str, bytes]:
+def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
-    images, labels = memory.recall(query)
     shown, files = pixels(memory, images), {}
     for label in labels.unique().tolist():
         name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()
         for number, image in enumerate(shown[labels == label]):
-            files[f"{label:03d}-{name}/{number:04d}.png"] = _encoded(mosaic(image[None], 1))
+            files[f"{label:03d}-{name}/{number:04d}.png"] = _picture(image[None], 1)
     return files
 
 
-def _sheet(memory: Memory, query: Query) -> dict[str, bytes]:
+def _sheet(memory: Memory, images: Tensor, _: Tensor) -> dict[str, bytes]:
     """all recalled images in one picture, a row a class"""
-    images, _ = memory.recall(query)
-    return {"": _encoded(mosaic(pixels(memory, images), len(memory.addressing)))}
+    return {"": _picture(pixels(memory, images), len(memory.addressing))}
 
 
-def _encoded(picture: np.ndarray) -> bytes:
+def _picture(images: Tensor, columns: int) -> bytes:
+    return _bytes(Image.fromarray(mosaic(images, columns)).save, format="PNG")
+
+
+def _bytes(save: Callable[..., None], **options: Any) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "PNG")
+    save(buffer, **options)
     return buffer.getvalue()

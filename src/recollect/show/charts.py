@@ -10,30 +10,17 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from recollect.errors import RecollectError
 from recollect.selection import Selection
+from recollect.show import style
 from recollect.show.sources import EVERYTHING, OURS, Measured, is_number
-from recollect.show.style import (
-    BLUE,
-    COLUMN,
-    GREEN,
-    INK,
-    LINES,
-    MARKERS,
-    ORANGE,
-    PAGE,
-    PURPLE,
-    QUIET,
-    VERMILION,
-    at_values,
-    legend_name,
-    new,
-    short,
-    styled,
-)
+from recollect.show.style import COLUMN, LINES, MARKERS, PAGE, at_values, legend_name, short, styled
 from recollect.show.tables import PAPER, PAPER_MEMORY, PAPER_PER_CLASS
 
 MOST_POINTS = 150  # of a curve: each the mean of as many steps as it takes, with their range as a band
-OF_KIND = {"memory": (BLUE, "o"), "per-class images": (GREEN, "D"), "random real images": (PURPLE, "P")}
-THEIRS = ((PAPER_MEMORY, f"memory ({PAPER})", VERMILION, "s"), (PAPER_PER_CLASS, f"per-class images ({PAPER})", QUIET, "^"))
+OF_KIND = {OURS: (style.BLUE, "o"), "per-class images": (style.GREEN, "D"), "random real images": (style.PURPLE, "P")}
+THEIRS = (
+    (PAPER_MEMORY, f"memory ({PAPER})", style.VERMILION, "s"),
+    (PAPER_PER_CLASS, f"per-class images ({PAPER})", style.QUIET, "^"),
+)
 CURVES = {"loss": "outer loss", "norm": "norm of the outer gradient", "validation": "validation accuracy, %"}
 MOMENTUM = {"full": "full momentum", "forward-only": "forward-only momentum", "none": "no momentum"}
 
@@ -41,16 +28,12 @@ MOMENTUM = {"full": "full momentum", "forward-only": "forward-only momentum", "n
 @styled
 def selection_figure(selection: Selection) -> Figure:
     """Accuracy on the validation split against the setting that was varied."""
-    figure = new(3.75, 2.55)
+    figure = Figure((3.75, 2.55))
     axes = figure.subplots()
-    places = range(len(selection.values))
-    means = [evaluation.mean for evaluation in selection.evaluations]
-    axes.errorbar(places, means, [e.deviation for e in selection.evaluations], fmt="o-", color=BLUE)
+    places, found = range(len(selection.values)), selection.evaluations
+    axes.errorbar(places, [each.mean for each in found], [each.deviation for each in found], fmt="o-", color=style.BLUE)
     axes.set_xticks(places, [short(str(value), 24) for value in selection.values])
-    axes.set_xlabel(selection.field.replace("_", " "))
-    networks = len(selection.evaluations[0].values)
-    axes.set_ylabel(f"validation accuracy, % ({networks} networks)")
-    axes.grid(visible=True, axis="y")
+    axes.set(xlabel=selection.field.replace("_", " "), ylabel=f"validation accuracy, % ({len(found[0].values)} networks)")
     return figure
 
 
@@ -66,7 +49,8 @@ def inner_steps(points: Sequence[Measured]) -> Figure:
     many = len({(point.dataset, point.budget) for point in points}) > 1
 
     def line(point: Measured) -> str:
-        momentum = MOMENTUM.get(_bridge(point), "?")
+        bridge = "none" if point.config.get("inner_momentum") == 0 else point.config.get("bridge")
+        momentum = MOMENTUM.get(str(bridge), "?")
         return f"{momentum}, {_dataset_and_budget(point)}" if many else momentum
 
     return _against(points, "inner_steps", "inner steps", line, log=True)
@@ -76,26 +60,18 @@ def _dataset_and_budget(point: Measured) -> str:
     return f"{short(point.dataset, 24)}, {point.budget}"
 
 
-def _bridge(point: Measured) -> str:
-    """none also where the momentum is 0"""
-    return "none" if point.config.get("inner_momentum") == 0 else str(point.config.get("bridge"))
-
-
 def _against(points: Sequence[Measured], setting: str, words: str, line: Callable[[Measured], str], log: bool) -> Figure:
-    figure = new(COLUMN, 2.5)
+    figure = Figure((COLUMN, 2.5))
     axes = figure.subplots()
-    named = _named(points, line)
-    for place, (name, some) in enumerate(named.items()):
-        xs = [point.number(setting) for point in some]
-        _line(axes, xs, some, name, LINES[place % len(LINES)], MARKERS[place % len(MARKERS)])
+    for place, (name, some) in enumerate(_named(points, line).items()):
+        _line(axes, setting, some, name, LINES[place % len(LINES)], MARKERS[place % len(MARKERS)])
     values = sorted({point.number(setting) for point in points})
     if log:
         axes.set_xscale("log")
     if log or len(values) <= 8:
         at_values(axes.xaxis, values)
-    axes.set_xlabel(words)
-    _accuracy_axis(axes, points)
-    _legend(figure, [axes])
+    axes.set(xlabel=words, ylabel=_accuracy(points))
+    _legend(figure)
     return figure
 
 
@@ -109,9 +85,9 @@ def _named(points: Sequence[Measured], line: Callable[[Measured], str]) -> dict[
     return named
 
 
-def _line(axes, xs: Sequence[int], points: Sequence[Measured], name: str, color: str, marker: str) -> None:
+def _line(axes, setting: str, points: Sequence[Measured], name: str, color: str, marker: str) -> None:
     """Every point with its deviation, and a line through their means at each x."""
-    means, deviations = [point.mean for point in points], [point.deviation for point in points]
+    xs, means, deviations = zip(*((point.number(setting), point.mean, point.deviation) for point in points), strict=True)
     axes.errorbar(xs, means, deviations, fmt=marker, color=color)
     places = sorted(set(xs))
     through = [np.mean([mean for x, mean in zip(xs, means, strict=True) if x == place]) for place in places]
@@ -119,16 +95,15 @@ def _line(axes, xs: Sequence[int], points: Sequence[Measured], name: str, color:
     axes.plot(places, through, color=color, marker=alone, label=legend_name(name))
 
 
-def _accuracy_axis(axes, points: Iterable[Measured]) -> None:
+def _accuracy(points: Iterable[Measured]) -> str:
     splits = {point.on for point in points}
-    axes.set_ylabel(f"{splits.pop()} accuracy, %" if len(splits) == 1 else "accuracy, %")
-    axes.grid(visible=True, axis="y")
+    return f"{splits.pop()} accuracy, %" if len(splits) == 1 else "accuracy, %"
 
 
-def _legend(figure: Figure, panels: Sequence[Any]) -> None:
+def _legend(figure: Figure) -> None:
     """One legend above all panels, each name once, in as many columns as fit."""
     found: dict[str, Any] = {}
-    for axes in panels:
+    for axes in figure.axes:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     names = sorted(found, key=lambda name: (PAPER in name, name == EVERYTHING))
@@ -143,48 +118,40 @@ def budget(points: Sequence[Measured]) -> Figure:
     datasets = list(dict.fromkeys(point.dataset for point in points))
     columns = min(len(datasets), 3)
     rows = math.ceil(len(datasets) / columns)
-    figure = new(COLUMN if columns == 1 else PAGE, 2.1 * rows + 0.8)
+    figure = Figure((COLUMN if columns == 1 else PAGE, 2.1 * rows + 0.8))
     grid = figure.subplots(rows, columns, squeeze=False)
-    panels = list(grid.flat)
-    for axes in panels[len(datasets) :]:
+    for axes in grid.flat[len(datasets) :]:
         axes.remove()
-    panels = panels[: len(datasets)]
-    for axes, dataset in zip(panels, datasets, strict=True):
+    for axes, dataset in zip(figure.axes, datasets, strict=True):
         _budget_panel(axes, dataset, [point for point in points if point.dataset == dataset])
     for axes in grid[:, 0]:
-        _accuracy_axis(axes, points)
-    _legend(figure, panels)
+        axes.set_ylabel(_accuracy(points))
+    _legend(figure)
     return figure
 
 
 def _budget_panel(axes, dataset: str, points: Sequence[Measured]) -> None:
-    shown: set[int] = set()
-    for name, some in _named([point for point in points if point.name != EVERYTHING], _kind).items():
-        xs = [point.number("images_per_class") for point in some]
-        color, marker = OF_KIND.get(_kind(some[0]), (ORANGE, "v"))
-        _line(axes, xs, some, name, color, marker)
-        shown |= set(xs)
+    limited = [point for point in points if point.name != EVERYTHING]
+    shown = {point.number("images_per_class") for point in limited}
+    for name, some in _named(limited, _kind).items():
+        _line(axes, "images_per_class", some, name, *OF_KIND.get(_kind(some[0]), (style.ORANGE, "v")))
     for point in [point for point in points if point.name == EVERYTHING][:1]:
-        axes.axhline(point.mean, color=INK, linestyle=":", linewidth=1, label=EVERYTHING)
+        axes.axhline(point.mean, color=style.INK, linestyle=":", linewidth=1, label=EVERYTHING)
     for table, name, color, marker in THEIRS:
         if dataset in table:
-            xs = list(table[dataset])
             means, deviations = zip(*table[dataset].values(), strict=True)
-            options = {"color": color, "marker": marker, "markerfacecolor": "none", "linestyle": "--"}
-            axes.errorbar(xs, means, deviations, label=name, **options)
-            shown |= set(xs)
-    axes.set_xscale("log")
+            look = {"color": color, "marker": marker, "markerfacecolor": "none", "linestyle": "--"}
+            axes.errorbar(list(table[dataset]), means, deviations, label=name, **look)
+            shown |= table[dataset].keys()
+    axes.set(xscale="log", xlabel="images per class", title=short(dataset, 24))
     at_values(axes.xaxis, sorted(shown))
-    axes.set_xlabel("images per class")
-    axes.set_title(short(dataset, 24))
-    axes.grid(visible=True, axis="y")
 
 
 def _kind(point: Measured) -> str:
     """What the networks of a point were trained on."""
-    precision = point.config.get("precision", "float32")
     if point.name != OURS:
         return point.name.removesuffix(" (BPTT)")
+    precision = point.config.get("precision", "float32")
     kind = "per-class images" if point.config.get("addressing") == "one-hot" else OURS
     return kind if precision == "float32" else f"{kind} ({precision})"
 
@@ -195,53 +162,40 @@ def curves(runs: dict[str, list[dict[str, Any]]], keys: Sequence[str] = tuple(CU
 
     `runs` are lines of metrics by the name of their run.
     """
-    keys = [key for key in keys if any(series(lines, key)[0] for lines in runs.values())]
+    keys = [key for key in keys if any(series(lines, key) for lines in runs.values())]
     if not keys:
         raise RecollectError(f"{', '.join(runs)} has no finite number in its metrics: there is no curve to draw")
-    figure = new(COLUMN if len(keys) == 1 else PAGE, 2.3 if len(runs) == 1 else 2.6)
+    figure = Figure((COLUMN if len(keys) == 1 else PAGE, 2.3 if len(runs) == 1 else 2.6))
     grid = figure.subplots(1, len(keys), squeeze=False)[0]
     for axes, key in zip(grid, keys, strict=True):
         for place, (name, lines) in enumerate(runs.items()):
-            _curve(axes, *series(lines, key), legend_name(name), LINES[place % len(LINES)], log=key == "norm")
-        axes.set_ylabel(CURVES[key])
-        axes.set_xlabel("outer step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.grid(visible=True, axis="y")
+            _curve(axes, series(lines, key), legend_name(name), LINES[place % len(LINES)], log=key == "norm")
+        axes.set(ylabel=CURVES[key], xlabel="outer step")
+        axes.xaxis.set(major_locator=MaxNLocator(5, steps=[1, 2, 5, 10], integer=True), major_formatter="{x:,.0f}")
     if len(runs) > 1:
-        _legend(figure, grid)
+        _legend(figure)
     return figure
 
 
-def series(lines: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    """The steps that have a finite number of this name, and the numbers."""
-    found = [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
-    return [step for step, _ in found], [value for _, value in found]
+def series(lines: list[dict[str, Any]], key: str) -> list[tuple[int, float]]:
+    """The steps that have a finite number of this name, each with its number."""
+    return [(line["step"], float(line[key])) for line in lines if is_number(line.get(key))]
 
 
-def _curve(axes, steps: list[int], values: list[float], name: str, color: str, log: bool) -> None:
-    if log:
-        pairs = [(step, value) for step, value in zip(steps, values, strict=True) if value > 0]
-        steps, values = [step for step, _ in pairs], [value for _, value in pairs]
-    if not steps:
+def _curve(axes, points: list[tuple[int, float]], name: str, color: str, log: bool) -> None:
+    points = [(step, value) for step, value in points if value > 0 or not log]
+    if not points:
         return
-    size = math.ceil(len(steps) / MOST_POINTS)
-    groups = [slice(first, first + size) for first in range(0, len(steps), size)]
-    xs = [float(np.mean(steps[group])) for group in groups]
+    size = math.ceil(len(points) / MOST_POINTS)
+    groups = [np.array(points[first : first + size]) for first in range(0, len(points), size)]
+    xs, means = zip(*(group.mean(0).tolist() for group in groups), strict=True)
     if size > 1:
-        low, high = ([pick(values[group]) for group in groups] for pick in (min, max))
+        low, high = ([pick(group[:, 1]) for group in groups] for pick in (np.min, np.max))
         axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
-    marker = "o" if len(xs) <= 12 else None
-    axes.plot(xs, [float(np.mean(values[group])) for group in groups], color=color, label=name, marker=marker)
+    axes.plot(xs, means, color=color, label=name, marker="o" if len(xs) <= 12 else None)
     if log:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=5))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        _two_ticks(axes, values)
-
-
-def _two_ticks(axes, values: list[float]) -> None:
-    """Where less than two powers of ten are in sight, numbers between them are written too."""
-    if math.log10(max(values)) - math.log10(min(values)) < 2:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=6))
+        values = [value for _, value in points]
+        is_narrow = math.log10(max(values)) - math.log10(min(values)) < 2  # then numbers between powers of ten are written too
+        locator = LogLocator(subs=(1, 2, 5), numticks=6) if is_narrow else LogLocator(numticks=5)
+        axes.yaxis.set(major_locator=locator, major_formatter="{x:g}", minor_formatter=NullFormatter())

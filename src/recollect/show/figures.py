@@ -12,45 +12,11 @@ from recollect.errors import RecollectError, unknown
 from recollect.memory import Memory, Query
 from recollect.show.charts import budget, curves, inner_steps, number_of_bases, selection_figure
 from recollect.show.heat import accuracy_matrix, architectures, similarity
-from recollect.show.pictures import (
-    MOST_BASES,
-    MOST_CLASSES,
-    bases,
-    memory_figure,
-    mosaic,
-    pixels,
-    recalled,
-    recalled_by_class,
-    stretched,
-)
+from recollect.show.pictures import bases, memory_figure, mosaic, pixels, recalled, recalled_by_class, stretched
 from recollect.show.sources import OURS, Measured, Source, read, selection
 from recollect.show.style import MOST_LETTERS, kind_of, save
 
-__all__ = [
-    "FIGURES",
-    "MOST_BASES",
-    "MOST_CLASSES",
-    "MOST_LETTERS",
-    "Measured",
-    "accuracy_matrix",
-    "architectures",
-    "bases",
-    "budget",
-    "curves",
-    "draw",
-    "inner_steps",
-    "kind_of",
-    "memory_figure",
-    "mosaic",
-    "number_of_bases",
-    "pixels",
-    "recalled",
-    "recalled_by_class",
-    "save",
-    "selection_figure",
-    "similarity",
-    "stretched",
-]
+__all__ = ["FIGURES", "MOST_LETTERS", "draw", "kind_of", "mosaic", "pixels", "recalled_by_class", "save", "stretched"]
 
 FIGURES: dict[str, Callable[[list[Source], Query], Figure]] = {
     "memory": lambda sources, _: memory_figure(_memory(sources)),
@@ -90,28 +56,23 @@ def _one(sources: list[Source]) -> Source:
 
 
 def _memory(sources: list[Source]) -> Memory:
-    source = _one(sources)
-    return Memory.load(source.memory or source.path)
+    return Memory.load(_one(sources).memory or sources[0].path)
 
 
 def _by_name(sources: list[Source]) -> dict[str, list[dict]]:
     """Metrics by the name of their folder, or by as much of its path as tells the runs apart."""
     parts = [source.path.resolve().parts for source in sources]
-    names = ["/".join(part[-1:]) for part in parts]
-    for length in range(2, max(map(len, parts)) + 1):
-        if len(set(names)) == len(set(parts)):
-            break
-        names = ["/".join(part[-length:]) for part in parts]
+    every = (["/".join(part[-length:]) for part in parts] for length in range(1, max(map(len, parts)) + 1))
+    names = next(names for names in every if len(set(names)) == len(set(parts)))
     return {name: source.metrics for name, source in zip(names, sources, strict=True)}
 
 
 def _own_network(source: Source) -> list[Measured]:
     """What was measured with the network that the memory was distilled with."""
-    found = [point for point in source.points if point.is_of_own_network]
+    found = [point for point in source.points if point.network == point.config.get("network", point.network)]
     if not any(point.name == OURS for point in found):
-        raise RecollectError(
-            f"{source.path} has no accuracy of the network it was distilled with: recollect evaluate it without --architectures"
-        )
+        remedy = "recollect evaluate it without --architectures"
+        raise RecollectError(f"{source.path} has no accuracy of the network it was distilled with: {remedy}")
     return found
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query
 from recollect.show.sources import Measured
-from recollect.show.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, new, short, styled
+from recollect.show.style import ACCURACY, COLUMN, PAGE, PAPER_WHITE, SIMILARITY, bare, short, styled
 from recollect.show.tables import by_superclass
 
 NAME_INCHES = 0.1  # a tick label needs this much
@@ -23,7 +23,7 @@ def similarity(memory: Memory, query: Query = None) -> Figure:
     if memory.header.addressing == "one-hot":
         raise RecollectError("the memory's addressing is one-hot: its classes share no bases, and have no similarity to show")
     side = COLUMN if len(labels) <= 20 else min(PAGE, COLUMN + 0.05 * len(labels))
-    figure = new(side, side * 0.94)
+    figure = Figure((side, side * 0.94))
     title = f"similarity of classes, {short(memory.header.dataset, 24)}"
     draw_similarity(figure, figure.subplots(), memory, labels, title, side * 0.72)
     return figure
@@ -66,18 +66,18 @@ def architectures(points: Sequence[Measured]) -> Figure:
     words = 0.065 * max(map(len, names)) + 0.3
     titles = [short(", ".join(panel), 40) for panel in panels]
     width = len(panels) * max(0.62 * len(columns) + 0.2, 0.07 * max(map(len, titles))) + words
-    figure = new(max(2.4, width), 0.42 * len(rows) + words + 0.45)
+    figure = Figure((max(2.4, width), 0.42 * len(rows) + words + 0.45))
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    every = [point.mean for point in points]
-    for axes, (dataset, budget) in zip(grid, panels, strict=True):
+    low, high = (pick(point.mean for point in points) for pick in (min, max))
+    for axes, panel, title in zip(grid, panels, titles, strict=True):
         table = np.full((len(rows), len(columns)), np.nan)
         for point in points:
-            if (point.dataset, point.budget) == (dataset, budget):
+            if (point.dataset, point.budget) == panel:
                 place = rows.index(str(point.config.get("network", "?"))), columns.index(point.network)
                 table[place] = point.mean
-                _in_cell(axes, place, f"{point.mean:.1f}\n±{point.deviation:.1f}", (min(every), max(every)))
-        axes.imshow(table, cmap=ACCURACY, vmin=min(every), vmax=max(every), aspect="auto")
-        bare(axes, titles[panels.index((dataset, budget))])
+                _in_cell(axes, place, f"{point.mean:.1f}\n±{point.deviation:.1f}", (low, high))
+        axes.imshow(table, cmap=ACCURACY, vmin=low, vmax=high, aspect="auto")
+        bare(axes, title)
         axes.set_xticks(range(len(columns)), names[len(rows) :], rotation=90 if max(map(len, columns)) > 9 else 0)
         axes.set_yticks(range(len(rows)), names[: len(rows)] if axes is grid[0] else [""] * len(rows))
         axes.set_xlabel("trained on its recall")
@@ -97,30 +97,22 @@ def _in_cell(axes, place: tuple[int, int], text: str, limits: tuple[float, float
 @styled
 def accuracy_matrix(matrix: Sequence[Sequence[float | None]], title: str = "") -> Figure:
     """R[i, t], accuracy on task t after task i, in percent; None, or a shorter row, where it was not measured."""
-    rows, columns = len(matrix), max(map(len, matrix))
-    table = np.full((rows, columns), np.nan)
-    for number, row in enumerate(matrix):
-        table[number, : len(row)] = [np.nan if value is None else value for value in row]
-    in_cells = columns <= 10
+    columns = max(map(len, matrix))
+    table = np.array([[*row, *[None] * (columns - len(row))] for row in matrix], float)  # None is NaN
     side = COLUMN if columns <= 20 else min(PAGE, COLUMN + 0.03 * columns)
-    figure = new(side, side * 0.92)
+    figure = Figure((side, side * 0.92))
     axes = figure.subplots()
-    low, high = math.floor(np.nanmin(table) / 10) * 10, math.ceil(np.nanmax(table) / 10) * 10
-    image = axes.imshow(table, cmap=ACCURACY, vmin=low, vmax=max(high, low + 10), interpolation="nearest")
-    bare(axes, title)
-    axes.set_xlabel("accuracy on task")
-    axes.set_ylabel("after task")
+    low = math.floor(np.nanmin(table) / 10) * 10
+    high = max(math.ceil(np.nanmax(table) / 10) * 10, low + 10)
+    image = axes.imshow(table, cmap=ACCURACY, vmin=low, vmax=high, interpolation="nearest")
+    bare(axes, "\n".join(filter(None, (title, _summary(table)))))
+    axes.set(xlabel="accuracy on task", ylabel="after task")
     step = 1 if columns <= 12 else 5 if columns <= 50 else 10
-    for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
-        shown = [number for number in range(count) if step == 1 or (number + 1) % step == 0 or number == 0]
+    for axis, count in ((axes.yaxis, len(matrix)), (axes.xaxis, columns)):
+        shown = [number for number in range(count) if (number + 1) % step == 0 or number == 0]
         axis.set_ticks(shown, [str(number + 1) for number in shown])
-    if in_cells:
-        for place in zip(*np.nonzero(~np.isnan(table)), strict=True):
-            row, column = map(int, place)
-            _in_cell(axes, (row, column), f"{table[row, column]:.0f}", (low, max(high, low + 10)), size=6.5)
-    summary = _summary(table)
-    if summary:
-        axes.set_title("\n".join(filter(None, (title, summary))))
+    for row, column in np.argwhere(~np.isnan(table)).tolist() if columns <= 10 else []:
+        _in_cell(axes, (row, column), f"{table[row, column]:.0f}", (low, high), size=6.5)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=18)
     bar.set_label("%", rotation=0)
     bar.outline.set_visible(False)

@@ -10,7 +10,7 @@ from torch import Tensor
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query, recall
 from recollect.show.heat import draw_similarity
-from recollect.show.style import COLUMN, PAGE, bare, new, short, styled
+from recollect.show.style import COLUMN, PAGE, bare, short, styled
 
 MOST_CLASSES, MOST_RECALLED, MOST_BASES = 20, 8, 256  # shown in a figure
 MOST_ROWS = 10  # classes where bases and similarity share the page
@@ -24,7 +24,7 @@ def bases(memory: Memory) -> Figure:
     columns = wide_columns(len(shown))
     picture = mosaic(stretched(shown.float()), columns)
     width = COLUMN if len(shown) <= 64 else PAGE
-    figure = new(width, width * len(picture) / picture.shape[1] + 0.3)
+    figure = Figure((width, width * len(picture) / picture.shape[1] + 0.3))
     _show(figure.subplots(), picture, f"{short(memory.header.dataset, 24)}: {describe_bases(memory)}")
     return figure
 
@@ -46,19 +46,19 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
 
     A class is a row, or a column where that makes the better page.
     """
-    labels, is_cut = chosen(memory, query)
+    labels = memory.labels(query).tolist()[: MOST_CLASSES if query is None else None]
     images, many = recalled_by_class(memory, labels)
     names = [short(memory.class_names[label]) for label in labels]
     wide = many * 2 < len(labels)
     if wide:
         images = images.view(len(labels), many, *images.shape[1:]).transpose(0, 1).flatten(0, 1)
-    picture = mosaic(images, len(labels) if wide else many)
+    across, down = (len(labels), many) if wide else (many, len(labels))
+    picture = mosaic(images, across)
     longest = max(map(len, names))
     words = 0.12 if wide and longest <= 2 else 0.058 * longest + 0.1
-    across, down = CELL * (len(labels) if wide else many), CELL * (many if wide else len(labels))
-    figure = new(across + 0.15 + (0 if wide else words), down + 0.3 + (words if wide else 0))
+    figure = Figure((CELL * across + 0.15 + (0 if wide else words), CELL * down + 0.3 + (words if wide else 0)))
     axes = figure.subplots()
-    _show(axes, picture, f"recalled, {len(labels)} of {len(memory.class_names)} classes" if is_cut else "recalled")
+    _show(axes, picture, _title(memory, labels) if query is None else "recalled")
     _name(axes.xaxis if wide else axes.yaxis, picture.shape[1] if wide else len(picture), names)
     return figure
 
@@ -66,18 +66,20 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
 @styled
 def memory_figure(memory: Memory, title: str = "") -> Figure:
     """Bases, recalled images of each class, and how similar the classes' mean coefficients are: three panels side by side."""
-    labels, is_cut = chosen(memory, None, MOST_ROWS)
+    labels = memory.labels(None).tolist()[:MOST_ROWS]
     names = [short(memory.class_names[label]) for label in labels]
     left = mosaic(stretched(memory.bases[:MOST_BASES].float()), math.isqrt(min(len(memory.bases), MOST_BASES)))
     middle = mosaic(*recalled_by_class(memory, labels))
     widths = [min(max(0.4, picture.shape[1] / len(picture)), 1.5) for picture in (left, middle)] + [1.1]
     words = 0.8 + 0.14 * max(map(len, names))
     height = min(2.6, (PAGE - words) / sum(widths))
-    figure = new(height * sum(widths) + words, height + 0.6)
-    figure.suptitle(title or describe(memory))
+    figure = Figure((height * sum(widths) + words, height + 0.6))
+    name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
+    count = len(memory.addressing) * len(memory.class_names)
+    figure.suptitle(title or f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images")
     first, second, third = figure.subplots(1, 3, width_ratios=widths)
     _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
-    _show(second, middle, f"recalled, {len(labels)} of {len(memory.class_names)} classes" if is_cut else "recalled")
+    _show(second, middle, _title(memory, labels))
     _name(second.yaxis, len(middle), names)
     draw_similarity(figure, third, memory, labels, "similarity of classes", height)
     if max(map(len, names)) > 2:  # the rows are named, and below there is no room
@@ -85,27 +87,18 @@ def memory_figure(memory: Memory, title: str = "") -> Figure:
     return figure
 
 
-def describe(memory: Memory) -> str:
-    name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
-    count = len(memory.addressing) * len(memory.class_names)
-    return f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images"
-
-
-def chosen(memory: Memory, query: Query, most: int = MOST_CLASSES) -> tuple[list[int], bool]:
-    """The labels to show, and whether classes were left out for want of room."""
-    labels = memory.labels(query).tolist()
-    return (labels[:most], len(labels) > most) if query is None else (labels, False)
+def _title(memory: Memory, labels: list[int]) -> str:
+    every = len(memory.class_names)
+    return "recalled" if len(labels) == every else f"recalled, {len(labels)} of {every} classes"
 
 
 def _show(axes, picture: np.ndarray, title: str) -> None:
     axes.imshow(picture, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
     bare(axes, title)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
 def _name(axis, length: int, names: list[str]) -> None:
-    """Names along an axis of so many pixels."""
     side = (length + 1) / len(names)
     long = axis.axis_name == "x" and max(map(len, names)) > 2
     axis.set_ticks([side * (place + 0.5) - 1 for place in range(len(names))], names, rotation=90 if long else 0)

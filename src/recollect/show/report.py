@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
@@ -24,11 +25,18 @@ from recollect.memory import Memory
 from recollect.queries import Labels, Pictures
 from recollect.runs import Run
 from recollect.show import charts, heat, pictures, style
-from recollect.show.sources import Measured, is_number, metrics, of_memory
+from recollect.show.sources import OURS, Measured, is_number, metrics, of_memory
 
 FILE = "report.html"
 MOST_PICTURES, MOST_CLASSES, MOST_SIDE = 240, 120, 64  # recalled images, their classes, and pixels on a side
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+META = (
+    "<meta charset='utf-8'>"
+    "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    "<meta name='color-scheme' content='light dark'>"
+    '<meta http-equiv="Content-Security-Policy" content="'
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    "\"><link rel='icon' href='data:,'>"
+)
 
 
 def write(folder: "Path | str") -> Path:
@@ -55,20 +63,12 @@ def page(run: Run) -> str:
         ("environment", "Environment", _environment(run)),
     ]
     title = ", ".join(filter(None, (memory.header.dataset, str(memory.header.budget.get("name", "")))))
-    head = [
-        Html("<meta charset='utf-8'>"),
-        Html("<meta name='viewport' content='width=device-width, initial-scale=1'>"),
-        Html("<meta name='color-scheme' content='light dark'>"),
-        Html(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
-        Html("<link rel='icon' href='data:,'>"),
-        tag("title", f"{title}: a memory of recollect"),
-        tag("style", Html(CSS)),
-    ]
+    head = tag("head", Html(META), tag("title", f"{title}: a memory of recollect"), tag("style", Html(CSS)))
     links = tag("nav", *(tag("a", words, href=f"#{name}") for name, words, _ in parts))
     sections = [tag("section", tag("h2", words), *content, id=name) for name, words, content in parts]
     header = tag("header", tag("h1", title), tag("p", _sentence(memory)), _tiles(memory, points, lines))
     body = tag("body", header, links, tag("main", *sections), tag("footer", "Written by recollect."))
-    return "<!doctype html>\n" + tag("html", tag("head", *head), body, lang="en") + "\n"
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
 class Html(str):
@@ -79,7 +79,11 @@ def tag(name: str, *content: "str | None", **attributes: object) -> Html:
     """An element; `class_` is written class, and what is None is left out."""
     written = "".join(f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items() if value is not None)
     inner = "".join(part if isinstance(part, Html) else _escaped(part) for part in content if part is not None)
-    return Html(f"<{name}{written}>{inner}</{name}>")
+    return Html(f"<{name}{written}>" if name in ("img", "source") else f"<{name}{written}>{inner}</{name}>")
+
+
+def _note(words: str, *more: str) -> Html:
+    return tag("p", words, *more, class_="note")
 
 
 def _escaped(value: object) -> str:
@@ -93,39 +97,33 @@ def _table(rows: Iterable[Sequence["str | None"]], headings: Sequence[str] = (),
     return tag("div", tag("table", head, tag("tbody", *body), class_=class_ or None), class_="scroll")
 
 
-def _image(data: bytes, kind: str, words: str, **attributes: object) -> Html:
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-    written = "".join(f' {key.rstrip("_")}="{_escaped(value)}"' for key, value in attributes.items())
-    return Html(f'<img src="{source}" alt="{_escaped(words)}"{written}>')
+def _data(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _figure(figure: Any, words: str, class_: str = "chart") -> Html:
+def _figure(figure: Figure, words: str, class_: str = "chart") -> Html:
     """A drawn figure, with ink for a light page and for a dark one."""
     drawn = style.encoded(figure, "svg", transparent=True)
-    dark = base64.b64encode(style.on_dark(drawn)).decode()
-    source = Html(f'<source media="(prefers-color-scheme: dark)" srcset="data:image/svg+xml;base64,{dark}">')
+    dark = tag("source", media="(prefers-color-scheme: dark)", srcset=_data(style.on_dark(drawn), "svg+xml"))
     width, height = (round(inches * 96) for inches in figure.get_size_inches())
-    return tag("picture", source, _image(drawn, "svg+xml", words, class_=class_, width=width, height=height))
+    light = tag("img", src=_data(drawn, "svg+xml"), alt=words, class_=class_, width=width, height=height)
+    return tag("picture", dark, light)
 
 
 def _pixels(images: Tensor, columns: int, words: str, cell: int) -> Html:
     """uint8 images [N, C, H, W] side by side; the gaps between them let the page through."""
     sheet = Image.fromarray(pictures.mosaic(images, columns))
-    gaps = Image.fromarray(255 - pictures.mosaic(torch.zeros_like(images[:, :1]), columns))
-    sheet = sheet.convert("RGB" if images.shape[1] == 3 else "L")
-    sheet.putalpha(gaps.point(lambda value: 255 if value else 0))
+    sheet.putalpha(Image.fromarray(255 - pictures.mosaic(torch.zeros_like(images[:, :1]), columns)))
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG", optimize=True)
     width = columns * cell
     height = round(width * sheet.height / sheet.width)
-    return _image(buffer.getvalue(), "png", words, class_="pixels", width=width, height=height)
+    return tag("img", src=_data(buffer.getvalue(), "png"), alt=words, class_="pixels", width=width, height=height)
 
 
 def _shrunk(images: Tensor) -> Tensor:
     """uint8 images, none larger than a page can show of many."""
-    side = max(images.shape[-2:])
-    if side <= MOST_SIDE:
-        return images
+    side = max(MOST_SIDE, *images.shape[-2:])
     size = [max(1, round(length * MOST_SIDE / side)) for length in images.shape[-2:]]
     return torch.nn.functional.interpolate(images.float(), size, mode="area").round().to(torch.uint8)
 
@@ -145,10 +143,8 @@ def _number(count: int, word: str, one: str = "", many: str = "s") -> str:
 
 
 def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) -> Html:
-    """The four numbers that are asked for first."""
-    best = next((point for point in points if point.name == "memory"), None)
-    seconds = _seconds(lines)
-    allowed = memory.header.budget.get("numbers")
+    best = next((point for point in points if point.name == OURS), None)
+    seconds, allowed = sum(_seconds(lines)), memory.header.budget.get("numbers")
     tiles = [
         (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
         if best
@@ -162,72 +158,67 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
 
 def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
     if not isinstance(memory.asked, Labels):
-        return [tag("p", "This memory is asked with pictures: how well it answers depends on them.", class_="note")]
+        return [_note("This memory is asked with pictures: how well it answers depends on them.")]
     if not points:
-        return [tag("p", "Not measured yet. In this folder: ", tag("code", "recollect evaluate ."), class_="note")]
+        return [_note("Not measured yet. In this folder: ", tag("code", "recollect evaluate ."))]
     rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
     splits = " and ".join(sorted({point.on for point in points}))
     note = f"Mean ± standard deviation over fresh networks, on the {splits} split; memory: {points[0].protocol or 'not told'}."
-    headings = ("trained on", "accuracy, %", "size", "network", "n")
-    return [_table(rows, headings, "wide"), tag("p", note, class_="note")]
+    return [_table(rows, ("trained on", "accuracy, %", "size", "network", "n"), "wide"), _note(note)]
 
 
 def _bar(point: Measured) -> Html:
-    """An accuracy in numbers, and as a length."""
     length = tag("span", tag("i", style=f"width:{min(max(point.mean, 0), 100):.1f}%"), class_="bar")
     return Html(tag("b", f"{point.mean:.1f} ± {point.deviation:.1f}") + length)
 
 
 def _training(lines: list[dict[str, Any]]) -> list[Html]:
-    keys = [key for key in charts.CURVES if charts.series(lines, key)[0]]
-    if not keys:
-        return [tag("p", "No metrics were kept.", class_="note")]
-    drawn = [_figure(charts.curves({"run": lines}, (key,)), f"{charts.CURVES[key]} by outer step") for key in keys]
-    return [tag("div", *drawn, class_="charts")]
+    known = {key: words for key, words in charts.CURVES.items() if charts.series(lines, key)}
+    drawn = [_figure(charts.curves({"run": lines}, (key,)), f"{words} by outer step") for key, words in known.items()]
+    return [tag("div", *drawn, class_="charts") if drawn else _note("No metrics were kept.")]
 
 
 def _bases(memory: Memory) -> list[Html]:
     if memory.bases.shape[1] not in (1, 3):
-        return [tag("p", f"Bases of {memory.bases.shape[1]} channels cannot be shown as pictures.", class_="note")]
+        return [_note(f"Bases of {memory.bases.shape[1]} channels cannot be shown as pictures.")]
     shown = _shrunk(pictures.stretched(memory.bases[: pictures.MOST_BASES].float()))
     columns = pictures.wide_columns(len(shown))
     cell = 88 if len(shown) <= 16 else 60 if len(shown) <= 64 else 44
     words = pictures.describe_bases(memory)
-    note = f"{words[0].upper()}{words[1:]}, each stretched to its own range of values."
-    return [_pixels(shown, columns, "the bases", cell), tag("p", note, class_="note")]
+    note = _note(f"{words[0].upper()}{words[1:]}, each stretched to its own range of values.")
+    return [_pixels(shown, columns, "the bases", cell), note]
 
 
 def _recalled(memory: Memory) -> list[Html]:
     if not isinstance(memory.asked, Labels):
-        return [tag("p", "This memory is asked with pictures: what it recalls is for them to say.", class_="note")]
+        return [_note("This memory is asked with pictures: what it recalls is for them to say.")]
     if memory.image_shape[0] not in (1, 3):
-        return [tag("p", f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.", class_="note")]
-    labels, is_cut = pictures.chosen(memory, None, MOST_CLASSES)
+        return [_note(f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.")]
+    labels = memory.labels(None).tolist()[:MOST_CLASSES]
     most = max(1, min(pictures.MOST_RECALLED, MOST_PICTURES // len(labels)))
     try:
         images, columns = pictures.recalled_by_class(memory, labels, most)
     except RecollectError as error:  # the whitening file may have been left behind
-        return [tag("p", f"Not shown: {error}", class_="note")]
-    cell = 60 if columns <= 3 else 44
+        return [_note(f"Not shown: {error}")]
     cards = []
     for label, some in zip(labels, _shrunk(images).split(columns), strict=True):
         name = memory.class_names[label]
-        cards.append(tag("figure", _pixels(some, columns, f"recalled images of {name}", cell), tag("figcaption", name)))
+        shown = _pixels(some, columns, f"recalled images of {name}", 60 if columns <= 3 else 44)
+        cards.append(tag("figure", shown, tag("figcaption", name)))
     note = f"{columns} of {len(memory.addressing):,} recalled images of each class, as pixels again"
-    if is_cut:
+    if len(labels) < len(memory.class_names):
         note += f"; the first {len(labels)} of {len(memory.class_names):,} classes"
-    return [tag("div", *cards, class_="cards"), tag("p", f"{note}. Each is stretched from black to white.", class_="note")]
+    return [tag("div", *cards, class_="cards"), _note(f"{note}. Each is stretched from black to white.")]
 
 
 def _similarity(memory: Memory) -> list[Html]:
     if not isinstance(memory.asked, Labels):
-        return [tag("p", "This memory is asked with pictures: classes have no coefficients of their own.", class_="note")]
+        return [_note("This memory is asked with pictures: classes have no coefficients of their own.")]
     if memory.header.addressing == "one-hot":
-        return [tag("p", "The addressing is one-hot: classes share no bases.", class_="note")]
+        return [_note("The addressing is one-hot: classes share no bases.")]
     note = "Cosine similarity of the classes' mean coefficients: 1 where two classes mix the bases alike."
-    large = len(memory.class_names) > pictures.MOST_CLASSES
-    drawn = _figure(heat.similarity(memory), "similarity of classes", "chart large" if large else "chart")
-    return [tag("div", drawn, class_="scroll"), tag("p", note, class_="note")]
+    look = "chart large" if len(memory.class_names) > pictures.MOST_CLASSES else "chart"
+    return [tag("div", _figure(heat.similarity(memory), "similarity of classes", look), class_="scroll"), _note(note)]
 
 
 def _use(memory: Memory, run: Run) -> list[Html]:
@@ -249,7 +240,7 @@ def _use(memory: Memory, run: Run) -> list[Html]:
 def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> list[Html]:
     made, asked = memory.header.made, config.get("outer_steps")
     steps = made["steps"] if is_number(made.get("steps")) else len([line for line in lines if "loss" in line])
-    seconds = [line["seconds"] for line in lines if is_number(line.get("seconds"))]
+    seconds = _seconds(lines)
     evaluated = [point.seconds for point in points if point.seconds is not None]
     rows = [
         ("outer steps", f"{steps:,} of {asked:,}" if is_number(asked) else f"{steps:,}"),
@@ -268,20 +259,18 @@ def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> li
 
 
 def _config(config: dict[str, Any]) -> list[Html]:
-    usual = to_json(DistillConfig())
-    rows = []
-    for name, value in config["distill"].items():
-        changed = name in usual and usual[name] != value
-        rows.append((name, tag("b", _listed(value)) if changed else _listed(value)))
+    usual, asked = to_json(DistillConfig()), config["distill"]
+    told = {name: _listed(value) for name, value in asked.items()}
+    rows = [(name, tag("b", words) if usual.get(name, asked[name]) != asked[name] else words) for name, words in told.items()]
     data = [(f"data, {name}", _listed(value)) for name, value in config["data"].items()]
-    note = tag("p", "Bold: other than the preset fast.", class_="note")
+    note = _note("Bold: other than the preset fast.")
     return [tag("details", tag("summary", f"{len(rows)} settings"), note, _table([*data, *rows]))]
 
 
 def _environment(run: Run) -> list[Html]:
     path = run.folder / "environment.json"
     if not path.is_file():
-        return [tag("p", "Not kept.", class_="note")]
+        return [_note("Not kept.")]
     return [_table((name, _listed(value)) for name, value in read_json(path).items())]
 
 
@@ -291,8 +280,8 @@ def _listed(value: object) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _seconds(lines: list[dict[str, Any]]) -> float:
-    return sum(line["seconds"] for line in lines if is_number(line.get("seconds")))
+def _seconds(lines: list[dict[str, Any]]) -> list[float]:
+    return [line["seconds"] for line in lines if is_number(line.get("seconds"))]
 
 
 def _time(seconds: float) -> str:
@@ -303,10 +292,7 @@ def _time(seconds: float) -> str:
 
 
 def _bytes(count: int) -> str:
-    for unit, size in (("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count} bytes"
 
 
 CSS = re.sub(r"\s*\n\s*", "", """

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from recollect.continual.metrics import Matrix
 from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation
 from recollect.files import read_json
@@ -49,10 +50,6 @@ class Measured:
         precision = self.config.get("precision", "float32")
         return name if precision == "float32" else f"{name} ({precision})"
 
-    @property
-    def is_of_own_network(self) -> bool:
-        return self.network == self.config.get("network", self.network)
-
     def number(self, setting: str) -> int:
         """A whole number of the config."""
         found = self.config.get(setting)
@@ -70,7 +67,7 @@ class Source:
     run: Run | None = None
     points: list[Measured] = field(default_factory=list)
     selection: Path | None = None
-    matrix: list[list[float | None]] | None = None
+    matrix: Matrix | None = None
     matrix_of: str = ""
     """whose matrix it is, in words"""
 
@@ -78,31 +75,22 @@ class Source:
     def metrics(self) -> list[dict[str, Any]]:
         return metrics(self.run) if self.run else []
 
-    @cached_property
-    def is_asked_with_pictures(self) -> bool:
-        """Then it has no classes to recall by name."""
-        return self.memory is not None and not isinstance(read_header(self.memory)[0].asked, Labels)
-
     @property
     def gives(self) -> list[str]:
         """The figures that can be drawn from it."""
-        found = (["bases"] if self.is_asked_with_pictures else list(OF_MEMORY)) if self.memory else []
-        found += ["curves"] if self.metrics else []
-        found += list(OF_ACCURACY) if self.points else []
-        found += ["selection"] if self.selection else []
-        return found + (["continual"] if self.matrix else [])
+        by_name = self.memory and isinstance(read_header(self.memory)[0].asked, Labels)
+        found = [*OF_MEMORY] if by_name else ["bases"] if self.memory else []
+        found += ["curves"] * bool(self.metrics) + [*OF_ACCURACY] * bool(self.points)
+        return found + ["selection"] * bool(self.selection) + ["continual"] * bool(self.matrix)
 
     def check(self, figure: str) -> None:
         """An error that says what it can give instead."""
         if figure in self.gives:
             return
-        why = ""
-        if figure in OF_ACCURACY and self.memory:
-            why = f"no accuracy was measured yet (recollect evaluate {self.path})"
-        elif figure == "curves" and self.memory and not self.run:
-            why = "a memory file has no curves, but the folder of its run does"
-        elif figure in OF_MEMORY and self.memory:
-            why = "it is asked with pictures, and not by the names of classes"
+        reasons: dict[str, str] = dict.fromkeys(OF_ACCURACY, f"no accuracy was measured yet (recollect evaluate {self.path})")
+        reasons |= dict.fromkeys(OF_MEMORY, "it is asked with pictures, and not by the names of classes")
+        reasons |= {} if self.run else {"curves": "a memory file has no curves, but the folder of its run does"}
+        why = reasons.get(figure) if self.memory else None
         can = f"it can give {', '.join(self.gives)}" if self.gives else "it holds nothing to draw yet"
         raise RecollectError(f"{self.path} cannot give the figure '{figure}': {'; '.join(filter(None, (why, can)))}")
 
@@ -120,24 +108,31 @@ def read(path: Path) -> Source:
 def _folder(path: Path) -> Source:
     if (path / FILE).is_file():
         return Source(path, selection=path / FILE, points=of_selection(path / FILE)[2])
-    run = Run(path)
-    file, matrix = next(((file, found) for file in _results_of(path) if (found := _matrix_of(file))), (path, None))
-    has_memory = run.memory_path.is_file()
-    if not (has_memory or matrix or run.is_begun):
+    run, matrix, name = Run(path), *_matrix_in(path)
+    memory = run.memory_path if run.memory_path.is_file() else None
+    if not (memory or matrix or run.is_begun):
         raise RecollectError(f"{path} holds neither a run, nor a selection, nor an accuracy matrix: give another folder")
-    memory = run.memory_path if has_memory else None
-    return Source(path, memory, run, of_memory(memory) if memory else [], None, matrix, _named(path, file))
+    return Source(path, memory, run, of_memory(memory) if memory else [], matrix=matrix, matrix_of=name)
 
 
-def _named(folder: Path, file: Path) -> str:
-    """A result: of the run of several learners and seeds, with the learner and the seed."""
-    return file.stem if file.parent == folder else f"{folder.resolve().name}: {file.stem}, {file.parent.name}"
+def _matrix_in(folder: Path) -> tuple[Matrix | None, str]:
+    """The first accuracy matrix in a folder, and whose it is: of a continual run, that of the first seed's memories."""
+    for pattern in ("*.json", "seed-*/compress.json", "seed-*/*.json"):
+        for file in sorted(folder.glob(pattern)):
+            try:
+                found = read_json(file)
+            except RecollectError:  # of somebody else
+                continue
+            if "matrix" in found:
+                whose = file.stem if file.parent == folder else f"{folder.resolve().name}: {file.stem}, {file.parent.name}"
+                return _checked_matrix(found["matrix"], file), whose
+    return None, ""
 
 
 def _json(path: Path) -> Source:
     found = read_json(path)
     if "matrix" in found:
-        return Source(path, matrix=checked_matrix(found["matrix"], path), matrix_of=path.stem)
+        return Source(path, matrix=_checked_matrix(found["matrix"], path), matrix_of=path.stem)
     if {"field", "values", "results"} <= found.keys():
         return Source(path, selection=path, points=of_selection(path)[2])
     if "rows" in found:
@@ -146,7 +141,8 @@ def _json(path: Path) -> Source:
             raise RecollectError(f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run")
         return Source(path, memory=memory, points=of_memory(memory, path))
     if found and all(isinstance(each, dict) and {"config", "evaluation"} <= each.keys() for each in found.values()):
-        return Source(path, points=of_results(path, found))
+        every = [(each["evaluation"], str(each.get("dataset", path.stem)), each["config"]) for each in found.values()]
+        return Source(path, points=[_measured(*each, path) for each in every])
     raise RecollectError(f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file")
 
 
@@ -164,17 +160,12 @@ def metrics(run: Run) -> list[dict[str, Any]]:
 def of_memory(path: Path, evaluation: Path | None = None) -> list[Measured]:
     """The accuracies of a memory file, its baselines too: from the evaluation beside it, else from its header."""
     header, tensors = read_header(path)
-    config = header.made.get("config")
-    config = dict(config) if isinstance(config, dict) else {}
-    config["bases"] = tensors["bases"].shape[0]
-    config.setdefault("images_per_class", header.budget.get("images_per_class"))
-    rows, where = [entry | {"name": OURS} for entry in header.accuracy], path
+    made, known = header.made.get("config"), {"images_per_class": header.budget.get("images_per_class")}
+    config = known | (made if isinstance(made, dict) else {}) | {"bases": tensors["bases"].shape[0]}
     beside = evaluation or Run(path.parent).evaluation_path
-    if beside.is_file():
-        found = read_json(beside)
-        if found.get("memory", "memory.safetensors") == path.name:
-            rows, where = _rows(found.get("rows"), beside), beside
-    return [_measured(row, header.dataset, config, where) for row in rows]
+    if beside.is_file() and (found := read_json(beside)).get("memory", "memory.safetensors") == path.name:
+        return [_measured(row, header.dataset, config, beside, None) for row in _list(found.get("rows"), beside)]
+    return [_measured(entry, header.dataset, config, path) for entry in header.accuracy]
 
 
 def of_selection(path: Path) -> tuple[str, list[Any], list[Measured]]:
@@ -183,65 +174,43 @@ def of_selection(path: Path) -> tuple[str, list[Any], list[Measured]]:
     varied, values, config, data = (found.get(name) for name in ("field", "values", "distill", "data"))
     if not (isinstance(varied, str) and isinstance(values, list) and isinstance(config, dict)):
         raise RecollectError(f"{path} is no selection of recollect: 'field', 'values' and 'distill' are expected")
-    results = _rows(found.get("results"), path)
+    results = _list(found.get("results"), path)
     if not results:
         raise RecollectError(f"{path} has no result yet: finish it (recollect resume {path.parent})")
-    dataset = Path(str(data.get("name", ""))).stem if isinstance(data, dict) else ""
-    measured = [
-        _measured(result | {"name": OURS}, dataset or path.parent.name, config | {varied: value}, path)
-        for value, result in zip(values, results, strict=False)
-    ]
+    dataset = (Path(str(data.get("name", ""))).stem if isinstance(data, dict) else "") or path.parent.name
+    pairs = zip(values, results, strict=False)
+    measured = [_measured(result, dataset, config | {varied: value}, path) for value, result in pairs]
     return varied, values[: len(measured)], measured
 
 
 def selection(path: Path) -> Selection:
     """The same as `recollect.select` gave it."""
     varied, values, measured = of_selection(path)
-    results = [
-        Evaluation(m.name, m.network, tuple(r["values"]), m.on, m.protocol, m.seconds or 0.0)
-        for m, r in zip(measured, read_json(path)["results"], strict=False)
-        if isinstance(r.get("values"), list) and r["values"] and all(map(is_number, r["values"]))
-    ]
-    if len(results) != len(values):
-        raise _damaged(path)
+    results = []
+    for point, row in zip(measured, read_json(path)["results"], strict=False):
+        scores = _list(row.get("values"), path)
+        if not scores or not all(map(is_number, scores)):
+            raise _damaged(path)
+        results.append(Evaluation(point.name, point.network, tuple(scores), point.on, point.protocol, point.seconds or 0.0))
     return Selection(varied, values, results)
 
 
-def of_results(path: Path, found: dict[str, Any]) -> list[Measured]:
-    """The results of an experiment: {name: {"config": ..., "evaluation": ..., "dataset": ...}}."""
-    measured = []
-    for result in found.values():
-        config, evaluation, dataset = result["config"], result["evaluation"], result.get("dataset", path.stem)
-        if not isinstance(config, dict) or not isinstance(evaluation, dict):
-            raise _damaged(path)
-        measured.append(_measured(evaluation | {"name": OURS}, str(dataset), config, path))
-    return measured
-
-
-def _rows(rows: object, path: Path) -> list[dict[str, Any]]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+def _list(rows: object, path: Path) -> list[Any]:
+    if not isinstance(rows, list):
         raise _damaged(path)
     return rows
 
 
-def _measured(row: dict[str, Any], dataset: str, config: dict[str, Any], where: Path) -> Measured:
+def _measured(row: object, dataset: str, config: object, where: Path, name: str | None = OURS) -> Measured:
+    if not (isinstance(row, dict) and isinstance(config, dict)):
+        raise _damaged(where)
     mean, deviation, n, seconds = row.get("mean"), row.get("deviation", 0.0), row.get("n", 1), row.get("seconds")
     if not (is_number(mean) and is_number(deviation) and is_number(n)):
         raise _damaged(where)
-    return Measured(
-        name=str(row.get("name", "")),
-        dataset=dataset,
-        config=config,
-        network=str(row.get("network", "")),
-        on=str(row.get("on", "")),
-        mean=float(mean),
-        deviation=float(deviation),
-        n=int(n),
-        where=where,
-        size=str(row.get("size", "")),
-        protocol=str(row.get("protocol", "")),
-        seconds=float(seconds) if is_number(seconds) else None,
-    )
+    words = {key: str(row.get(key, "")) for key in ("network", "on", "size", "protocol")}
+    numbers = {"mean": float(mean), "deviation": float(deviation), "n": int(n)}
+    time = float(seconds) if is_number(seconds) else None
+    return Measured(name or str(row.get("name", "")), dataset, config, where=where, seconds=time, **words, **numbers)
 
 
 def _damaged(path: Path) -> RecollectError:
@@ -253,21 +222,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e100
 
 
-def _results_of(folder: Path) -> list[Path]:
-    """JSON files of a folder; of a continual run, those of the first seed after them, its memory's before its baselines'."""
-    return [*sorted(folder.glob("*.json")), *sorted(folder.glob("seed-*/compress.json")), *sorted(folder.glob("seed-*/*.json"))]
-
-
-def _matrix_of(path: Path) -> list[list[float | None]] | None:
-    """The accuracy matrix of a JSON file, if it has one."""
-    try:
-        found = read_json(path)
-    except RecollectError:  # of somebody else
-        return None
-    return checked_matrix(found["matrix"], path) if "matrix" in found else None
-
-
-def checked_matrix(matrix: object, path: Path) -> list[list[float | None]]:
+def _checked_matrix(matrix: object, path: Path) -> Matrix:
     """Rows of percentages; None, or a shorter row, where nothing was measured."""
     rows = matrix if isinstance(matrix, list) and all(isinstance(row, list) for row in matrix) else []
     values = [value for row in rows for value in row]

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import Progress, TaskProgressColumn
 from rich.table import Table
 
 from recollect.continual.config import LEARNERS
@@ -23,7 +21,7 @@ from recollect.files import write_json
 from recollect.jobs import Tell
 from recollect.show import terminal
 from recollect.show.heat import accuracy_matrix
-from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, new, save, styled
+from recollect.show.style import COLUMN, LINES, MARKERS, PAPER_WHITE, save, styled
 
 NAMES = {
     "compress": "compress-then-recall",
@@ -48,57 +46,24 @@ class Quoted(NamedTuple):
         return f"{self.ra:.2f} ± {self.deviation:.2f}"
 
 
-PAPER: dict[str, dict[str, Quoted]] = {
-    "rotations": {
-        "compress": Quoted(80.32, 0.28),
-        "online": Quoted(53.38, 1.53, -5.44),
-        "ewc": Quoted(57.96, 1.33, -20.42),
-        "GEM": Quoted(67.38, 1.75, -18.02),
-        "MER": Quoted(77.42, 0.78, -5.60),
-        "La-MAML": Quoted(77.42, 0.65, -8.64),
-        "Sparse-La-MAML": Quoted(77.77, 0.58, -8.16),
-    },
-    "permutations": {
-        "compress": Quoted(78.48, 0.76),
-        "online": Quoted(55.42, 0.65, -13.76),
-        "ewc": Quoted(62.32, 1.34, -13.32),
-        "GEM": Quoted(55.42, 1.10, -24.42),
-        "MER": Quoted(73.46, 0.45, -9.96),
-        "La-MAML": Quoted(74.34, 0.67, -7.60),
-        "Sparse-La-MAML": Quoted(76.88, 0.72, -8.39),
-    },
-    "many": {
-        "compress": Quoted(74.07, 0.51),
-        "online": Quoted(32.62, 0.43, -19.06),
-        "ewc": Quoted(33.10, 0.14, -18.50),
-        "GEM": Quoted(39.50, 0.62, -17.50),
-        "MER": Quoted(51.00, 0.54, -13.57),
-        "La-MAML": Quoted(50.43, 0.21, -10.00),
-        "Sparse-La-MAML": Quoted(50.81, 0.79, -13.73),
-    },
-    "cifar100": {  # its Online cell repeats that of MANY, and is left out
-        "compress": Quoted(62.58, 1.1),
-        "GEM": Quoted(48.27, 1.10, -13.7),
-        "MER": Quoted(51.38, 1.05, -12.83),
-        "La-MAML": Quoted(61.18, 1.44, -9.00),
-    },
-    "rotations-60k": {
-        "compress": Quoted(88.3, 0.58),
-        "Kernel Continual Learning": Quoted(81.8, 0.60),
-        "Stable SGD": Quoted(70.8, 0.78),
-        "multitask, all at once": Quoted(87.3, 0.47),
-    },
-    "permutations-60k": {
-        "compress": Quoted(87.3, 0.92),
-        "Kernel Continual Learning": Quoted(85.5, 0.78),
-        "Stable SGD": Quoted(80.1, 0.51),
-        "multitask, all at once": Quoted(86.5, 0.21),
-    },
+_STREAMS = ("rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k")
+_QUOTED: dict[str, tuple[tuple[float, ...], ...]] = {
+    "compress": ((80.32, 0.28), (78.48, 0.76), (74.07, 0.51), (62.58, 1.1), (88.3, 0.58), (87.3, 0.92)),
+    "online": ((53.38, 1.53, -5.44), (55.42, 0.65, -13.76), (32.62, 0.43, -19.06)),  # CIFAR-100's repeats that of MANY
+    "ewc": ((57.96, 1.33, -20.42), (62.32, 1.34, -13.32), (33.10, 0.14, -18.50)),
+    "GEM": ((67.38, 1.75, -18.02), (55.42, 1.10, -24.42), (39.50, 0.62, -17.50), (48.27, 1.10, -13.7)),
+    "MER": ((77.42, 0.78, -5.60), (73.46, 0.45, -9.96), (51.00, 0.54, -13.57), (51.38, 1.05, -12.83)),
+    "La-MAML": ((77.42, 0.65, -8.64), (74.34, 0.67, -7.60), (50.43, 0.21, -10.00), (61.18, 1.44, -9.00)),
+    "Sparse-La-MAML": ((77.77, 0.58, -8.16), (76.88, 0.72, -8.39), (50.81, 0.79, -13.73)),
+    "Kernel Continual Learning": ((), (), (), (), (81.8, 0.60), (85.5, 0.78)),
+    "Stable SGD": ((), (), (), (), (70.8, 0.78), (80.1, 0.51)),
+    "multitask, all at once": ((), (), (), (), (87.3, 0.47), (86.5, 0.21)),
 }
-"""The paper's tables, its baselines' figures as it quotes them."""
-
-
-# --- progress ----------------------------------------------------------------------------------------------------------
+PAPER = {
+    stream: {learner: Quoted(*cells[place]) for learner, cells in _QUOTED.items() if any(cells[place : place + 1])}
+    for place, stream in enumerate(_STREAMS)
+}
+"""The paper's tables, its baselines' figures as it quotes them: stream -> learner -> what it prints."""
 
 
 @contextmanager
@@ -107,20 +72,13 @@ def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], 
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Bar(*columns, console=Console(stderr=True)) as bar:
+        with terminal.bar(TaskProgressColumn()) as bar:
             yield lambda total, done: _in_bar(bar, name, total, done)
     else:
         yield lambda total, done: _lines(name, total, done)
 
 
-def _in_bar(bar: Bar, name: str, total: int, done: float) -> Tell:
+def _in_bar(bar: Progress, name: str, total: int, done: float) -> Tell:
     task = bar.add_task(name, total=total)
     bar.advance(task, done)
     return lambda what, amount: bar.update(task, advance=amount, description=f"{name}: {what}")
@@ -131,34 +89,27 @@ def _lines(name: str, total: int, done: float) -> Tell:
 
     def line(what: str, amount: float) -> None:
         nonlocal done, last
-        done += amount
-        now = time.monotonic()
-        if now - last < terminal.LINE_SECONDS and done < total - 1e-6:
-            return
-        last = now
-        left = (now - began) / max(done - first, 1e-9) * max(total - done, 0)
-        shown = f", {left:.0f} s left" if done > first else ""
-        print(f"{name}: {what}: {done:.1f} of {total} tasks{shown}", file=sys.stderr, flush=True)
+        done, now = done + amount, time.monotonic()
+        if now - last >= terminal.LINE_SECONDS or done >= total - 1e-6:
+            last = now
+            left = f", {(now - began) / (done - first) * max(total - done, 0):.0f} s left" if done > first else ""
+            print(f"{name}: {what}: {done:.1f} of {total} tasks{left}", file=sys.stderr, flush=True)
 
     return line
-
-
-# --- the table ---------------------------------------------------------------------------------------------------------
 
 
 def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
     """A row for each learner, run or not, and for each baseline that only the paper has."""
     quoted = PAPER.get(stream, {})
     rows: list[dict[str, Any]] = []
-    for name in (*LEARNERS, *(name for name in quoted if name not in LEARNERS)):
+    for name in dict.fromkeys((*LEARNERS, *quoted)):
         found = [result for result in results if result.learner == name]
         row: dict[str, Any] = {"learner": name, "n": len(found)}
         for metric in ("ra", "la", "bti", "bwt", "forgetting"):
             values = [value for result in found if (value := getattr(result.metrics, metric)) is not None]
             row[metric] = asdict(spread(values)) if values else None
-        row["seconds"] = round(sum(result.seconds for result in found), 2) if found else None
-        row["paper"] = quoted[name]._asdict() if name in quoted else None
-        rows.append(row)
+        seconds = round(sum(result.seconds for result in found), 2) if found else None
+        rows.append(row | {"seconds": seconds, "paper": quoted[name]._asdict() if name in quoted else None})
     return rows
 
 
@@ -169,40 +120,32 @@ def table(results: Sequence[Result], stream: str, told: str) -> Table:
         shown.add_column(heading, justify="left" if heading in ("learner", "task id") else "right", no_wrap=True)
     for row in summary(results, stream):
         name, theirs = row["learner"], quoted.get(row["learner"])
-        cells = [str(Spread(**row["ra"])) if row["ra"] else "not run", *map(_mean, (row["la"], row["bti"], row["bwt"]))]
+        cells = [str(Spread(**row["ra"])) if row["ra"] else "not run"]
+        cells += [f"{row[metric]['mean']:.2f}" if row[metric] else "" for metric in ("la", "bti", "bwt")]
         paper = [str(theirs), "n/a" if theirs.bti is None else f"{theirs.bti:.2f}"] if theirs else ["", ""]
         is_told = "yes" if name in PER_TASK else "no" if name == "union" else told
         shown.add_row(NAMES.get(name, name), is_told, *cells, str(row["n"] or ""), *paper)
     return shown
 
 
-def _mean(found: dict[str, Any] | None) -> str:
-    return "" if found is None else f"{found['mean']:.2f}"
-
-
-# --- figures -----------------------------------------------------------------------------------------------------------
-
-
 @styled
 def curve(results: Sequence[Result], title: str = "") -> Figure:
     """RA against tasks seen, a line for each learner, with the deviation over seeds."""
-    figure = new(COLUMN, 2.6)
+    figure = Figure((COLUMN, 2.6))
     axes = figure.subplots()
     for number, name in enumerate(dict.fromkeys(result.learner for result in results)):
         curves = [result.metrics.curve for result in results if result.learner == name]
         points = [spread(values) for values in zip(*curves, strict=True)]
-        color, mark = LINES[number % len(LINES)], MARKERS[number % len(MARKERS)]
-        hollow = {} if number < len(LINES) else {"markerfacecolor": PAPER_WHITE}
-        places, means = range(1, len(points) + 1), [point.mean for point in points]
-        marks: dict[str, Any] = {"marker": mark, "markevery": max(1, len(points) // 10)} | hollow
-        axes.plot(places, means, color=color, label=NAMES[name], **marks)
+        color = LINES[number % len(LINES)]
+        marks: dict[str, Any] = {"marker": MARKERS[number % len(MARKERS)], "markevery": max(1, len(points) // 10)}
+        if number >= len(LINES):
+            marks["markerfacecolor"] = PAPER_WHITE
+        places = range(1, len(points) + 1)
+        axes.plot(places, [point.mean for point in points], color=color, label=NAMES[name], **marks)
         low, high = ([p.mean + sign * p.deviation for p in points] for sign in (-1, 1))
         axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("tasks seen")
-    axes.set_ylabel("mean accuracy on them, %")
-    axes.set_title(title)
-    axes.grid(axis="y")
+    axes.set(xlabel="tasks seen", ylabel="mean accuracy on them, %", title=title)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
 

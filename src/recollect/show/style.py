@@ -5,10 +5,8 @@ Figures are written here too, and the same figure is always the same bytes.
 
 import io
 import warnings
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -31,56 +29,30 @@ MOST_LETTERS = 14  # of a class name
 KINDS = ("png", "svg")
 
 STYLE: dict[Any, Any] = {
-    "font.size": 8,
     "font.family": "DejaVu Sans",  # comes with matplotlib
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
     "figure.titlesize": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.edgecolor": QUIET,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 8),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 7),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), QUIET),
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), PAPER_WHITE),
     "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("grid.linewidth", "axes.linewidth"), 0.6),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.axisbelow", "axes.grid"), True),
+    "axes.grid.axis": "y",
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
     "errorbar.capsize": 2,
     "legend.frameon": False,
     "text.parse_math": False,  # a name may hold a $
-    "figure.facecolor": PAPER_WHITE,
-    "savefig.facecolor": PAPER_WHITE,
     "svg.hashsalt": "recollect",
-    "figure.constrained_layout.h_pad": 0.05,
-    "figure.constrained_layout.w_pad": 0.05,
+    "figure.dpi": DPI,
+    "figure.constrained_layout.use": True,
+    **dict.fromkeys(("figure.constrained_layout.h_pad", "figure.constrained_layout.w_pad"), 0.05),
 }
-
-P = ParamSpec("P")
-
-
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """A function that draws a figure, in this style."""
-
-    @wraps(draw)
-    def drawn(*arguments: P.args, **options: P.kwargs) -> Figure:
-        with matplotlib.rc_context(STYLE):
-            return draw(*arguments, **options)
-
-    return drawn
-
-
-def new(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+styled = matplotlib.rc_context(STYLE)
+"""the decorator of a function that draws a figure"""
 
 
 def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> bytes:
@@ -96,13 +68,12 @@ def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> byt
 
 def _settle(figure: Figure) -> None:
     """Lay it out, to a millionth of its size: the solver's last digits depend on where in memory things lie."""
-    if not isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
-        return
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        left, bottom, width, height = (round(length, 6) for length in axes.get_position(original=True).bounds)
-        axes.set_position((left, bottom, width, height))
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for axes in figure.axes:
+            left, bottom, width, height = (round(length, 6) for length in axes.get_position(original=True).bounds)
+            axes.set_position((left, bottom, width, height))
 
 
 def on_dark(svg: bytes) -> bytes:
@@ -137,8 +108,8 @@ def legend_name(name: str) -> str:
 
 def bare(axes, title: str = "") -> None:
     """One title, no frame, no tick marks: for pictures and maps, which hang from the same line."""
-    axes.set_title(title)
-    axes.set_anchor("N")
+    axes.set(title=title, anchor="N")
+    axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

@@ -52,8 +52,7 @@ SUPERCLASS = {name: superclass for superclass, names in CIFAR100.items() for nam
 def by_superclass(names: list[str]) -> tuple[list[int], list[tuple[str, int]]]:
     """An order that brings classes of one superclass together, and each superclass with its number of classes.
 
-    The order is the given one, and there are no superclasses, where the names are not all of CIFAR-100.
-    """
+    Where the names are not all of CIFAR-100, the order is the given one, without superclasses."""
     known = [SUPERCLASS.get(name.strip().lower().replace(" ", "_")) for name in names]
     if None in known:
         return list(range(len(names))), []

@@ -1,7 +1,7 @@
 """Loss, norm and learning rate of each outer step for TensorBoard."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,10 @@ def tensorboard(folder: Path, wanted: bool) -> Iterator[Callable[[dict[str, Any]
     def write(line: dict[str, Any]) -> None:
         nonlocal writer
         if writer is None:  # by now the run has its folder; steps that a kill undid are not shown twice
-            writer = SummaryWriter(str(folder / "tensorboard"), purge_step=line["step"])
+            writer = closing.enter_context(SummaryWriter(str(folder / "tensorboard"), purge_step=line["step"]))
         for name in ("loss", "norm", "lr", "seconds"):
             if line.get(name) is not None:
                 writer.add_scalar(name, line[name], line["step"])
 
-    try:
+    with ExitStack() as closing:
         yield write
-    finally:
-        if writer:
-            writer.close()
