@@ -85,7 +85,7 @@ class Distiller:
     @property
     def needs(self) -> int | None:
         """About how many bytes of GPU memory an outer step takes; None where nobody knows."""
-        if not (isinstance(self.objective, Unrolled) and self.objective.engine):
+        if not (self.draws_ahead and isinstance(self.objective, Unrolled)):
             return None
         chosen = self.config.budget.classes_per_step or self.classes
         query = chosen * self.config.budget.real_per_class

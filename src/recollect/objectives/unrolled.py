@@ -1,7 +1,7 @@
 """The paper's objective: the loss of networks that were trained on the recall, differentiated through their training.
 
-The one place where the engine is picked: captured steps on a GPU, the plain adjoint on a CPU, and for MLPs whose images
-lie in the span of a few bases the same loop in coordinates.
+The one place where the engine is picked: captured steps on a GPU, the ConvNet's passes by hand on a CPU, else the plain
+adjoint; and for MLPs whose images lie in the span of a few bases the same loop in coordinates.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from recollect.config import InnerLoop
 from recollect.data import augment
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start
+from recollect.fast.flat import General
 from recollect.nets import Network
 from recollect.objectives.seam import Chance, Examples, Found, Problem
 
@@ -24,8 +25,10 @@ class Unrolled:
 
     def __init__(self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False):
         self.network, self.inner, self.device = network, inner, device
-        self.engine = fast.fastest(network, device, compute, compile) if device.startswith("cuda") else None
-        self.passes = fast.any_network(network, compile).passes
+        flat, used = fast.passes(network, device, compute, compile)
+        plain = isinstance(flat, General) and not device.startswith("cuda")
+        self.engine = None if plain else Engine(flat, used)
+        self.passes = flat.passes if isinstance(flat, General) else None
         self.augmentation = augment.parse(inner.augment)
         self.spanned: dict[int, Engine] = {}
         """engines in coordinates, by the number of bases"""

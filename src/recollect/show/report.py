@@ -28,6 +28,7 @@ from recollect.show import charts, heat, pictures, style
 from recollect.show.sources import OURS, Measured, is_number, metrics, of_memory
 
 FILE = "report.html"
+CSS = re.sub(r"\s*\n\s*", "", Path(__file__).with_suffix(".css").read_text("utf-8"))
 MOST_PICTURES, MOST_CLASSES, MOST_SIDE = 240, 120, 64  # recalled images, their classes, and pixels on a side
 META = (
     "<meta charset='utf-8'>"
@@ -293,49 +294,3 @@ def _time(seconds: float) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB" if count >= 1e3 else f"{count} bytes"
-
-
-CSS = re.sub(r"\s*\n\s*", "", """
-:root { --ink: #222; --quiet: #5f6670; --line: #e2e5e9; --page: #fff; --card: #f6f7f9; --blue: #0072b2 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e4e6ea; --quiet: #a3aab4; --line: #2d333b; --page: #14171c; --card: #1c2027; --blue: #56b4e9 }
-}
-* { box-sizing: border-box }
-body { margin: 0 auto; max-width: 66rem; padding: 1.5rem clamp(1rem, 4vw, 2.5rem) 3rem; background: var(--page);
-  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
-h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .3rem }
-h2 { font-size: 1.15rem; margin: 0 0 .8rem }
-header p { margin: 0; color: var(--quiet) }
-section { padding: 1.6rem 0; border-top: 1px solid var(--line) }
-a { color: var(--blue) }
-nav { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: 1.2rem 0; font-size: .9rem }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem; margin: 1.2rem 0 0 }
-.tiles div { display: flex; flex-direction: column-reverse; justify-content: flex-end; background: var(--card); 
-  border-radius: .5rem; padding: .8rem 1rem }
-.tiles dt { color: var(--quiet); font-size: .85rem }
-.tiles dd { margin: 0; font-size: 1.3rem; font-weight: 600; font-variant-numeric: tabular-nums }
-.note { color: var(--quiet); font-size: .9rem; margin: .8rem 0 0 }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums }
-table.wide { width: 100%; min-width: 34rem }
-th, td { text-align: left; padding: .35rem 1.2rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top }
-th { font-weight: 400; overflow-wrap: normal }
-thead th { white-space: nowrap }
-tbody th { color: var(--quiet) }
-table.wide tbody th { color: inherit }
-thead th { color: var(--quiet); font-size: .85rem }
-.bar { display: block; width: 9rem; height: .35rem; margin-top: .3rem; border-radius: .2rem; background: var(--line) }
-.bar i { display: block; height: 100%; border-radius: .2rem; background: var(--blue) }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1rem 2rem }
-img { max-width: 100%; height: auto }
-.chart { display: block; width: 100%; max-width: 28rem }
-.chart.large { max-width: 46rem; min-width: 36rem }
-.pixels { image-rendering: pixelated; display: block }
-.cards { display: flex; flex-wrap: wrap; gap: 1rem 1.2rem }
-figure { margin: 0; min-width: 0; max-width: 100% }
-figcaption { font-size: .85rem; color: var(--quiet); margin-top: .25rem; max-width: 22rem }
-code { font: .9em ui-monospace, monospace }
-pre { background: var(--card); border-radius: .5rem; padding: 1rem; overflow-x: auto; margin: .6rem 0 0; overflow-wrap: normal }
-summary { cursor: pointer }
-footer { color: var(--quiet); font-size: .85rem; border-top: 1px solid var(--line); padding-top: 1rem }
-""")  # fmt: skip
