@@ -50,7 +50,7 @@ class Coefficients(BaseModel):
 
 
 class Asked(BaseModel):
-    """The same in an address."""
+    """A training as an address orders it."""
 
     classes: Annotated[list[Chosen], Field(min_length=2, max_length=MOST_CLASSES)]
     network: Literal["memory", "small"] = "memory"
