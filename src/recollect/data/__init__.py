@@ -61,13 +61,13 @@ NAMED: dict[str, Named] = {
     "fashion-mnist": Named(("fashion-mnist", "FashionMNIST/raw"), _idx(readers.FASHION)),
     "cifar10": Named(
         ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        (_files(readers.cifar10_binary, *(f"{batch}.bin" for batch in _BATCHES)), _files(readers.cifar10_python, *_BATCHES)),
+        tuple(_files(readers.cifar10, *(batch + suffix for batch in _BATCHES)) for suffix in (".bin", "")),
     ),
     "cifar100": Named(
         ("cifar-100-binary", "cifar-100-python"),
         (
-            _files(readers.cifar100_binary, "train.bin", "test.bin", "fine_label_names.txt"),
-            _files(readers.cifar100_python, "train", "test", "meta"),
+            _files(readers.cifar100, "train.bin", "test.bin", "fine_label_names.txt"),
+            _files(readers.cifar100, "train", "test", "meta"),
         ),
     ),
     "svhn": Named(("svhn",), (_files(readers.svhn, "train_32x32.mat", "test_32x32.mat"),)),

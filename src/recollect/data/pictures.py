@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-# --- TinyImageNet --------------------------------------------------------------------------------------------------
-
-
 def tiny_imagenet(paths: Sequence[Path]) -> Parts:
     """Its folder, found by val/val_annotations.txt: train/<wnid>/images/*.JPEG, val/images; val is the test set."""
     annotations, folder = paths[0], paths[0].parent.parent
@@ -47,9 +44,6 @@ def _tiny_names(words: Path, wnids: list[str]) -> tuple[str, ...]:
 
 def _lines(path: Path) -> list[str]:
     return content(path).decode("utf-8", "replace").splitlines()
-
-
-# --- any folder of class folders -------------------------------------------------------------------------------------
 
 
 def image_folder(folder: Path, size: int | None) -> Parts:
@@ -103,9 +97,6 @@ def _roles(names: Iterable[str]) -> dict[str, str]:
     return roles
 
 
-# --- Hugging Face --------------------------------------------------------------------------------------------------
-
-
 def hugging_face(name: str, size: int | None) -> Parts:
     """A dataset of the Hugging Face hub, or a local folder that its library reads."""
     try:
@@ -140,9 +131,6 @@ def _from_rows(what: str, rows: Any, image: str, label: str, size: int | None) -
         raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
     names = [f"{what}[{i}]" for i in range(len(labels))]
     return from_numpy(_stack(names, lambda i: rows[i][image], size), labels)
-
-
-# --- decoding ------------------------------------------------------------------------------------------------------
 
 
 def _from_files(labelled: list[tuple[Path, int]], size: int | None, mode: str | None = None) -> Split:

@@ -53,12 +53,9 @@ def digits() -> Parts:
     """Scikit-learn's 1,797 handwritten digits of 8x8, 0..16 stretched to 0..255. They come with the package."""
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
-    images = np.rint(found.data.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Parts({"train": from_numpy(images, found.target)}, DIGITS)
-
-
-# --- IDX (MNIST, Fashion-MNIST) ------------------------------------------------------------------------------------
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Parts({"train": from_numpy(pixels, labels)}, DIGITS)
 
 
 def idx_set(paths: Sequence[Path], class_names: tuple[str, ...]) -> Parts:
@@ -93,39 +90,21 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-# --- CIFAR, binary and pickled -------------------------------------------------------------------------------------
-
-
-def cifar10_binary(paths: Sequence[Path]) -> Parts:
-    """Five training batches and the test batch, each record a label and 3x32x32 bytes."""
-    return _cifar10([_cifar_records(path, (10,)) for path in paths])
-
-
-def cifar10_python(paths: Sequence[Path]) -> Parts:
-    """Five pickled training batches and the test batch."""
-    return _cifar10([_cifar_pickle(path, {"labels": 10}) for path in paths])
-
-
-def cifar100_binary(paths: Sequence[Path]) -> Parts:
-    """train.bin, test.bin and fine_label_names.txt; each record a coarse label, a fine label and 3x32x32 bytes."""
-    train, test = (_cifar_records(path, (20, 100)) for path in paths[:2])
-    return _cifar100(paths, train, test, content(paths[2]).decode("utf-8", "replace").split())
-
-
-def cifar100_python(paths: Sequence[Path]) -> Parts:
-    """The pickled files train, test and meta."""
-    train, test = (_cifar_pickle(path, {"coarse_labels": 20, "fine_labels": 100}) for path in paths[:2])
-    names = _unpickled(paths[2]).get("fine_label_names")
-    return _cifar100(paths, train, test, names if isinstance(names, list) else [])
-
-
-def _cifar10(batches: list[np.ndarray]) -> Parts:
+def cifar10(paths: Sequence[Path]) -> Parts:
+    """Five training batches and the test batch, binary or pickled."""
+    batches = [_cifar_records(path, {"labels": 10}) for path in paths]
     return Parts({"train": _cifar_split(batches[:5]), "test": _cifar_split(batches[5:])}, CIFAR10)
 
 
-def _cifar100(paths: Sequence[Path], train: np.ndarray, test: np.ndarray, names: list) -> Parts:
-    if len(names) != 100:
-        raise RecollectError(f"{paths[2]}: {len(names)} class names instead of 100: {AGAIN}")
+def cifar100(paths: Sequence[Path]) -> Parts:
+    """The binary files train.bin, test.bin and fine_label_names.txt, or the pickled files train, test and meta."""
+    train, test = (_cifar_records(path, {"coarse_labels": 20, "fine_labels": 100}) for path in paths[:2])
+    if paths[2].suffix == ".txt":
+        names = content(paths[2]).decode("utf-8", "replace").split()
+    else:
+        names = _unpickled(paths[2]).get("fine_label_names")
+    if not isinstance(names, list) or len(names) != 100:
+        raise RecollectError(f"{paths[2]}: {len(names) if isinstance(names, list) else 0} class names instead of 100: {AGAIN}")
     coarse, fine = train[:, 0], train[:, 1]
     superclasses = np.zeros(100, np.uint8)
     superclasses[fine] = coarse
@@ -135,13 +114,15 @@ def _cifar100(paths: Sequence[Path], train: np.ndarray, test: np.ndarray, names:
     return Parts(splits, tuple(map(text, names)), tuple(superclasses.tolist()))
 
 
-def _cifar_records(path: Path, limits: tuple[int, ...]) -> np.ndarray:
-    """uint8 [N, labels + 3072], where label column i is known to be below limits[i]."""
+def _cifar_records(path: Path, limits: Mapping[str, int]) -> np.ndarray:
+    """uint8 [N, labels + 3x32x32], where the labels of each kind are known to be below its limit."""
+    if path.suffix != ".bin":
+        return _cifar_pickle(path, limits)
     raw, record = content(path), len(limits) + 3072
     if not raw or len(raw) % record:
         raise RecollectError(f"{path}: {len(raw)} bytes is not a whole number of records of {record}: {AGAIN}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    for column, limit in enumerate(limits):
+    for column, limit in enumerate(limits.values()):
         _in_range(path, records[:, column].tolist(), 0, limit - 1)
     return records
 
@@ -152,7 +133,6 @@ def _cifar_pickle(path: Path, limits: Mapping[str, int]) -> np.ndarray:
     data = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         raise RecollectError(f"{path}: no 'data' of bytes [N, 3072]: this is not a CIFAR batch, or {AGAIN}")
-    columns = []
     for key, limit in limits.items():
         labels = batch.get(key)
         if not isinstance(labels, list) or not all(type(label) is int for label in labels):
@@ -160,8 +140,7 @@ def _cifar_pickle(path: Path, limits: Mapping[str, int]) -> np.ndarray:
         if len(labels) != len(data):
             raise RecollectError(f"{path}: {len(data)} images but {len(labels)} '{key}': {AGAIN}")
         _in_range(path, labels, 0, limit - 1)
-        columns.append(np.array(labels, np.uint8))
-    return np.column_stack([*columns, data])
+    return np.column_stack([*(np.array(batch[key], np.uint8) for key in limits), data])
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
@@ -173,9 +152,6 @@ def _cifar_split(batches: list[np.ndarray]) -> Split:
     """From records: the last label, then the pixels."""
     images = np.concatenate([records[:, -3072:] for records in batches])
     return from_numpy(images.reshape(-1, 3, 32, 32), np.concatenate([records[:, -3073] for records in batches]))
-
-
-# --- SVHN ----------------------------------------------------------------------------------------------------------
 
 
 def svhn(paths: Sequence[Path]) -> Parts:
