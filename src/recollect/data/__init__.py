@@ -24,8 +24,7 @@ DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs, as d
 class Layout:
     """One way in which a dataset is published: its files, and the reader that takes them in this order."""
 
-    files: tuple[tuple[str, ...], ...]
-    """for each file the names it goes by, the official one first"""
+    files: tuple[tuple[str, ...], ...]  # for each file the names it goes by, the official one first
     read: Callable[[Sequence[Path]], Parts]
     note: str = ""
 

@@ -16,13 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recollect.data import NAMED, data_root
 from recollect.errors import RecollectError, unknown
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 CHUNK = 1 << 16  # bytes; what an interruption loses at most
 TIMEOUT = (20, 60)  # seconds to connect, and between two chunks
@@ -102,7 +98,10 @@ def get(name: str, root: str | Path | None = None, base_url: str | None = None, 
     source, top = SOURCES[name], data_root(root)
     folder = top / source.folder
     if source.packed and os.path.lexists(folder):
-        return _checked(name, folder)
+        # Unpacking is atomic, so an incomplete folder is somebody's own work: never overwrite it.
+        if all(layout.find(folder)[1] for layout in NAMED[name].layouts):
+            raise RecollectError(f"{folder} exists but does not hold all of {name}: move it away, then get {name} again")
+        return folder
     for file, md5 in source.files.items():
         url = (base_url or source.base_url).rstrip("/") + "/" + file
         place = (top if source.packed else folder) / file
@@ -113,33 +112,21 @@ def get(name: str, root: str | Path | None = None, base_url: str | None = None, 
     return folder
 
 
-def _checked(name: str, folder: Path) -> Path:
-    """A folder from before. Unpacking is atomic, so an incomplete one is somebody's own work: never overwrite it."""
-    if all(layout.find(folder)[1] for layout in NAMED[name].layouts):
-        raise RecollectError(f"{folder} exists but does not hold all of {name}: move it away, then get {name} again")
-    return folder
-
-
 def _retrieve(url: str, md5: str, place: Path, progress: bool) -> None:
-    """Bring the file with this md5 sum to its place, unless it is there: pooch decides, `download` brings the bytes."""
-    import pooch
-
-    part = place.with_name(place.name + ".part")
-
-    def download(url: str, output: str, _: object) -> None:
-        if _md5(part) != md5:
-            _resume(url, part, progress)
-        found = _md5(part)
-        if found != md5:
-            part.unlink()
-            raise RecollectError(
-                f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
-            )
-        os.replace(part, output)
-
-    pooch.get_logger().setLevel("ERROR")  # it would announce what the progress already shows
+    """Bring the file with this md5 sum to its place, unless it is there."""
+    part = place.with_name(f"{place.name}.part")
+    if _md5(place) == md5:
+        return
     place.parent.mkdir(parents=True, exist_ok=True)
-    pooch.retrieve(url, f"md5:{md5}", place.name, place.parent, downloader=download)  # pyright: ignore[reportArgumentType]
+    if _md5(part) != md5:
+        _resume(url, part, progress)
+    found = _md5(part)
+    if found != md5:
+        part.unlink()
+        raise RecollectError(
+            f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
+        )
+    os.replace(part, place)
 
 
 def _resume(url: str, part: Path, progress: bool) -> None:
@@ -194,7 +181,11 @@ def _unpack(archive: Path, folder: str) -> None:
 def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that is told of each chunk: a bar in a terminal, a line per file elsewhere, or nothing."""
     if progress and sys.stderr.isatty():
-        with _bar() as bar:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(url.rpartition("/")[2], total=total or None, completed=have)
             yield lambda count: bar.advance(task, count)
         return
@@ -202,14 +193,6 @@ def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Callable
         resumed = f", from byte {have:,} on" if have else ""
         print(f"downloading {url} ({total / 1e6:.1f} MB{resumed})", file=sys.stderr, flush=True)
     yield lambda _: None
-
-
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
 
 
 @contextmanager

@@ -21,10 +21,8 @@ TEST_SHARE = 0.2  # where a dataset has no test set of its own
 class Split:
     """Some images of a dataset, with their labels."""
 
-    images: Tensor
-    """uint8 [N, C, H, W]"""
-    labels: Tensor
-    """int64 [N]"""
+    images: Tensor  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,10 +47,8 @@ def from_numpy(images: np.ndarray, labels: ArrayLike) -> Split:
 class Parts:
     """What a reader found."""
 
-    splits: Mapping[str, Split]
-    """train, and what there is of validation and test"""
-    class_names: tuple[str, ...] = ()
-    """none: the labels' numbers are the names"""
+    splits: Mapping[str, Split]  # train, and what there is of validation and test
+    class_names: tuple[str, ...] = ()  # none: the labels' numbers are the names
     superclasses: tuple[int, ...] | None = None
 
 
@@ -65,8 +61,7 @@ class Images:
     validation: Split
     test: Split
     class_names: tuple[str, ...]
-    superclasses: tuple[int, ...] | None = None
-    """for each class the number of its superclass, where the dataset has them (CIFAR-100)"""
+    superclasses: tuple[int, ...] | None = None  # for each class the number of its superclass (CIFAR-100)
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"

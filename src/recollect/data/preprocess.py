@@ -31,10 +31,8 @@ MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time o
 class Zca:
     """x -> (x - mean) W on flattened, normalised images; W is symmetric."""
 
-    mean: Tensor
-    """[D]"""
-    matrix: Tensor
-    """[D, D]"""
+    mean: Tensor  # [D]
+    matrix: Tensor  # [D, D]
 
     def to(self, device: "torch.device | str") -> "Zca":
         return Zca(self.mean.to(device), self.matrix.to(device))
@@ -55,8 +53,7 @@ def _file_name(data: bytes) -> str:
 class Preprocess:
     """From uint8 pixels to what a network sees, and back."""
 
-    mean: tuple[float, ...]
-    """per channel, of pixels in 0..1"""
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
     zca: Zca | None = None
 

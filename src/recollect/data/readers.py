@@ -99,12 +99,11 @@ def cifar10(paths: Sequence[Path]) -> Parts:
 def cifar100(paths: Sequence[Path]) -> Parts:
     """The binary files train.bin, test.bin and fine_label_names.txt, or the pickled files train, test and meta."""
     train, test = (_cifar_records(path, {"coarse_labels": 20, "fine_labels": 100}) for path in paths[:2])
-    if paths[2].suffix == ".txt":
-        names = content(paths[2]).decode("utf-8", "replace").split()
-    else:
-        names = _unpickled(paths[2]).get("fine_label_names")
-    if not isinstance(names, list) or len(names) != 100:
-        raise RecollectError(f"{paths[2]}: {len(names) if isinstance(names, list) else 0} class names instead of 100: {AGAIN}")
+    is_text = paths[2].suffix == ".txt"
+    found = content(paths[2]).decode("utf-8", "replace").split() if is_text else _unpickled(paths[2]).get("fine_label_names")
+    names = found if isinstance(found, list) else []
+    if len(names) != 100:
+        raise RecollectError(f"{paths[2]}: {len(names)} class names instead of 100: {AGAIN}")
     coarse, fine = train[:, 0], train[:, 1]
     superclasses = np.zeros(100, np.uint8)
     superclasses[fine] = coarse
