@@ -42,6 +42,7 @@ def _idx(base_url: str, folder: str, *md5: str) -> Source:
     return Source(base_url, {f"{name}-ubyte.gz": known for name, known in zip(names, md5, strict=True)}, folder)
 
 
+TORONTO = "https://www.cs.toronto.edu/~kriz/"
 SOURCES: dict[str, Source] = {
     "mnist": _idx(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -59,14 +60,8 @@ SOURCES: dict[str, Source] = {
         "bef4ecab320f06d8554ea6380940ec79",
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
-    "cifar10": Source(
-        "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
-        "cifar-10-batches-bin",
-    ),
-    "cifar100": Source(
-        "https://www.cs.toronto.edu/~kriz/", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar-100-binary"
-    ),
+    "cifar10": Source(TORONTO, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}, "cifar-10-batches-bin"),
+    "cifar100": Source(TORONTO, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar-100-binary"),
     "svhn": Source(
         "http://ufldl.stanford.edu/housenumbers/",
         {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"},
@@ -123,9 +118,8 @@ def _retrieve(url: str, md5: str, place: Path, progress: bool) -> None:
     found = _md5(part)
     if found != md5:
         part.unlink()
-        raise RecollectError(
-            f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
-        )
+        remedy = "what arrived is thrown away; try again, or use a mirror"
+        raise RecollectError(f"{url}: md5 sum is {found} instead of {md5}: {remedy}")
     os.replace(part, place)
 
 
@@ -152,14 +146,11 @@ def _resume(url: str, part: Path, progress: bool) -> None:
     except requests.RequestException as error:
         if isinstance(error, ValueError):  # a malformed URL, in one of several ways
             raise RecollectError(f"{url}: not a web address: give the mirror as http://... or https://...") from error
-        raise RecollectError(
-            f"{url}: the connection failed ({type(error).__name__}) with {_size(part):,} bytes here: "
-            "try again, it goes on from there"
-        ) from error
+        what = f"the connection failed ({type(error).__name__}) with {_size(part):,} bytes here"
+        raise RecollectError(f"{url}: {what}: try again, it goes on from there") from error
     if _size(part) < have + length:  # not every version of the HTTP library notices
-        raise RecollectError(
-            f"{url}: the connection closed at {_size(part):,} of {have + length:,} bytes: try again, it goes on there"
-        )
+        what = f"the connection closed at {_size(part):,} of {have + length:,} bytes"
+        raise RecollectError(f"{url}: {what}: try again, it goes on there")
 
 
 def _unpack(archive: Path, folder: str) -> None:
@@ -203,14 +194,11 @@ def _file_errors(place: Path) -> Iterator[None]:
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise RecollectError(f"{place}: cannot be unpacked ({error}): delete it, and get the dataset again") from error
     except OSError as error:
+        what = f"cannot be written ({error.strerror or error}): choose a folder you may write to with --root"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RecollectError(
-                f"{place}: no space left on the device: free some, then try again (it goes on from there), "
-                "or choose another folder with --root"
-            ) from error
-        raise RecollectError(
-            f"{place}: cannot be written ({error.strerror or error}): choose a folder you may write to with --root"
-        ) from error
+            remedy = "free some, then try again (it goes on from there), or choose another folder with --root"
+            what = f"no space left on the device: {remedy}"
+        raise RecollectError(f"{place}: {what}") from error
 
 
 def _md5(path: Path) -> str:

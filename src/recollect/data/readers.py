@@ -64,10 +64,8 @@ def idx_set(paths: Sequence[Path], class_names: tuple[str, ...]) -> Parts:
     for part, (images_path, labels_path) in (("train", paths[:2]), ("test", paths[2:])):
         images, labels = idx(images_path, 3), idx(labels_path, 1)
         if len(images) != len(labels):
-            raise RecollectError(
-                f"{images_path}: {len(images)} images, but {len(labels)} labels in {labels_path}: "
-                "the two files are not of one dataset; get the dataset again"
-            )
+            remedy = "the two files are not of one dataset; get the dataset again"
+            raise RecollectError(f"{images_path}: {len(images)} images, but {len(labels)} labels in {labels_path}: {remedy}")
         splits[part] = from_numpy(images[:, None], labels)
     return Parts(splits, class_names)
 
@@ -79,10 +77,8 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
         with parsing(f"{path}: gzip data ends early or is broken", AGAIN):
             raw = gzip.decompress(raw)
     if raw[:4] != magic:
-        raise RecollectError(
-            f"{path}: not an IDX file of bytes in {dimensions} dimension(s) (starts with {raw[:4].hex() or 'nothing'}, "
-            f"not {magic.hex()}): {AGAIN}"
-        )
+        start = f"starts with {raw[:4].hex() or 'nothing'}, not {magic.hex()}"
+        raise RecollectError(f"{path}: not an IDX file of bytes in {dimensions} dimension(s) ({start}): {AGAIN}")
     start = 4 + 4 * dimensions
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) != start + math.prod(shape):
@@ -168,9 +164,8 @@ def _mat(path: Path) -> Split:
     if images is None or labels is None:
         raise RecollectError(f"{path}: has no variables X and y: this is not SVHN's cropped format (train_32x32.mat)")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or labels.dtype.kind not in "iu":
-        raise RecollectError(
-            f"{path}: X is {images.dtype} {list(images.shape)} and y {labels.dtype}, not uint8 [32, 32, 3, N]: {AGAIN}"
-        )
+        what = f"X is {images.dtype} {list(images.shape)} and y {labels.dtype}"
+        raise RecollectError(f"{path}: {what}, not uint8 [32, 32, 3, N]: {AGAIN}")
     if labels.size != images.shape[3]:
         raise RecollectError(f"{path}: {images.shape[3]} images but {labels.size} labels: {AGAIN}")
     _in_range(path, labels.flatten().tolist(), 1, 10)
@@ -196,10 +191,8 @@ def npz(path: Path) -> Parts:
         arrays = {key: archive[key] for key in archive.files}
     keys = next((style for style in NPZ_KEYS if style["train"][0] in arrays), None)
     if keys is None:
-        raise RecollectError(
-            f"{path}: no images in it (it has {', '.join(arrays) or 'nothing'}): name the arrays x_train, y_train, "
-            "x_test, y_test, or train_images, train_labels, ..., or images and labels"
-        )
+        remedy = "name the arrays x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels"
+        raise RecollectError(f"{path}: no images in it (it has {', '.join(arrays) or 'nothing'}): {remedy}")
     splits = {}
     for part, (images, labels) in keys.items():
         if (images in arrays) != (labels in arrays):
