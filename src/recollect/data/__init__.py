@@ -120,24 +120,21 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             return name.lower(), layout.read(files)
         if name.startswith("hf:") and name != "hf:":
             return name, pictures.hugging_face(name.removeprefix("hf:"), size)
-    path = os.path.expanduser(name)
-    if not name or not os.path.exists(path):
+    place = os.path.expanduser(name)
+    if not name or not os.path.exists(place):
         if "/" in name or name.endswith(".npz"):
-            raise RecollectError(f"no such file or folder: {path}: check the path, or name one of: digits, {', '.join(NAMED)}")
+            raise RecollectError(f"no such file or folder: {place}: check the path, or name one of: digits, {', '.join(NAMED)}")
         raise unknown("dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work")
-    return _read_path(Path(path), size)
-
-
-def _read_path(path: Path, size: int | None) -> tuple[str, Parts]:
+    path = Path(place)
     if path.suffix == ".npz":
         return path.stem, readers.npz(path)
-    if not os.path.isdir(path):
+    if not path.is_dir():
         raise RecollectError(f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file")
-    for name in _owners(path) or NAMED:  # the official files, wherever they lie
-        for layout in NAMED[name].layouts:
+    for owner in _owners(path) or NAMED:  # the official files, wherever they lie
+        for layout in NAMED[owner].layouts:
             files, lacking = layout.find(path)
             if not lacking:
-                return name, layout.read(files)
+                return owner, layout.read(files)
     return path.resolve().name, pictures.image_folder(path, size)
 
 

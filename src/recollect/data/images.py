@@ -88,12 +88,10 @@ class Images:
         number = torch.full((self.classes,), -1)
         number[old] = torch.arange(len(old))
 
-        def of(split: Split) -> Split:
-            kept = split[number[split.labels] >= 0]
-            return Split(kept.images, number[kept.labels])
-
         above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
-        return Images(self.name, of(self.train), of(self.validation), of(self.test), tuple(class_names), above)
+        kept = (split[number[split.labels] >= 0] for split in (self.train, self.validation, self.test))
+        train, validation, test = (Split(split.images, number[split.labels]) for split in kept)
+        return Images(self.name, train, validation, test, tuple(class_names), above)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -38,15 +38,14 @@ QUIET = 10.0  # seconds after which a stream without news says that it lives
 
 Number = Annotated[int, InPath(ge=0, le=10**6)]
 Chosen = Annotated[str, Field(pattern=r"^[0-9]{1,6}:[0-9]{1,6}$", description="memory:label", examples=["0:3"])]
+Coefficient = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Coefficients(BaseModel):
     """One for each base."""
 
     model_config = ConfigDict(extra="forbid")
-    coefficients: Annotated[
-        list[Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]], Field(min_length=1, max_length=2**17)
-    ]
+    coefficients: Annotated[list[Coefficient], Field(min_length=1, max_length=2**17)]
 
 
 class Asked(BaseModel):

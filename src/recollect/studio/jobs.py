@@ -24,8 +24,8 @@ MOST_KEPT = 32  # finished ones; the oldest is forgotten first
 MOST_SECONDS = 600.0  # of one training
 MOST_TESTED = 2000  # test images, so that testing takes seconds too
 
+# Seconds on a CPU, where the recipe of a memory for a larger network takes minutes.
 SMALL = {"network": "convnet:width=32", "batch": 64, "epochs": 20}
-"""Seconds on a CPU, where the recipe of a memory for a larger network takes minutes."""
 
 State = Literal["waiting", "training", "testing", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
@@ -119,16 +119,13 @@ class Jobs:
             if len(unfinished) > MOST_WAITING:
                 raise Busy("the queue is full: try again in a minute")
             job = Job(order, client)
+            finished = [job for job in self._jobs.values() if job.is_finished]
+            finished.sort(key=lambda job: job.state == "done")  # those without a result are forgotten before the others
+            for old in finished[: max(0, len(finished) - MOST_KEPT)]:
+                del self._jobs[old.id]
             self._jobs[job.id] = job
-            self._forget()
             self._worker.submit(self._run, job)
         return job
-
-    def _forget(self) -> None:
-        """The oldest of too many, and those without a result before the others."""
-        finished = sorted((job for job in self._jobs.values() if job.is_finished), key=lambda job: job.state == "done")
-        for old in finished[: max(0, len(finished) - MOST_KEPT)]:
-            del self._jobs[old.id]
 
     def __getitem__(self, name: str) -> Job:
         job = self._jobs.get(name)
@@ -160,9 +157,7 @@ class Jobs:
         try:
             self._train(job, began)
             self._move(job, "done")
-        except Cancelled:
-            self._move(job, "cancelled")
-        except RecollectError as error:
+        except (Cancelled, RecollectError) as error:  # of a cancelled one nothing changes
             self._move(job, "failed", str(error))
         except Exception as error:
             logging.getLogger(__name__).exception("a training failed")
