@@ -77,8 +77,8 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
         with parsing(f"{path}: gzip data ends early or is broken", AGAIN):
             raw = gzip.decompress(raw)
     if raw[:4] != magic:
-        start = f"starts with {raw[:4].hex() or 'nothing'}, not {magic.hex()}"
-        raise RecollectError(f"{path}: not an IDX file of bytes in {dimensions} dimension(s) ({start}): {AGAIN}")
+        found = f"starts with {raw[:4].hex() or 'nothing'}, not {magic.hex()}"
+        raise RecollectError(f"{path}: not an IDX file of bytes in {dimensions} dimension(s) ({found}): {AGAIN}")
     start = 4 + 4 * dimensions
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) != start + math.prod(shape):
@@ -171,8 +171,6 @@ def _mat(path: Path) -> Split:
     _in_range(path, labels.flatten().tolist(), 1, 10)
     return from_numpy(images.transpose(3, 2, 0, 1), labels.flatten() % 10)
 
-
-# --- .npz ----------------------------------------------------------------------------------------------------------
 
 # For each convention (Keras, MedMNIST, one set) the keys of each split's images and labels; train has to be there.
 NPZ_KEYS: tuple[dict[str, tuple[str, str]], ...] = (

@@ -141,7 +141,6 @@ def _errors(app: FastAPI) -> None:
 
 
 def _memories(app: FastAPI, shelf: Shelf) -> None:
-    """Looking at memories."""
 
     @app.get("/api/shelf")
     def show() -> dict[str, Any]:
@@ -170,7 +169,6 @@ def _memories(app: FastAPI, shelf: Shelf) -> None:
 
 
 def _trainings(app: FastAPI, shelf: Shelf, jobs: Jobs) -> None:
-    """Ordering trainings and watching them."""
     one_by_one = CapacityLimiter(1)  # what may hold many images
 
     @app.get("/api/recalled.npz", **_file("application/octet-stream"))
@@ -233,7 +231,6 @@ async def _events(job: Job) -> AsyncIterator[str]:
 
 
 def _results(app: FastAPI, jobs: Jobs) -> None:
-    """Using what was trained."""
     few = CapacityLimiter(2)  # pictures decoded at a time
 
     @app.post("/api/trainings/{name}/classify", openapi_extra=PICTURE)
