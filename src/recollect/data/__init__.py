@@ -24,8 +24,7 @@ DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs, as d
 class Layout:
     """One way in which a dataset is published: its files, and the reader that takes them in this order."""
 
-    files: tuple[tuple[str, ...], ...]
-    """for each file the names it goes by, the official one first"""
+    files: tuple[tuple[str, ...], ...]  # for each file the names it goes by, the official one first
     read: Callable[[Sequence[Path]], Parts]
     note: str = ""
 
@@ -61,13 +60,13 @@ NAMED: dict[str, Named] = {
     "fashion-mnist": Named(("fashion-mnist", "FashionMNIST/raw"), _idx(readers.FASHION)),
     "cifar10": Named(
         ("cifar-10-batches-bin", "cifar-10-batches-py"),
-        (_files(readers.cifar10_binary, *(f"{batch}.bin" for batch in _BATCHES)), _files(readers.cifar10_python, *_BATCHES)),
+        tuple(_files(readers.cifar10, *(batch + suffix for batch in _BATCHES)) for suffix in (".bin", "")),
     ),
     "cifar100": Named(
         ("cifar-100-binary", "cifar-100-python"),
         (
-            _files(readers.cifar100_binary, "train.bin", "test.bin", "fine_label_names.txt"),
-            _files(readers.cifar100_python, "train", "test", "meta"),
+            _files(readers.cifar100, "train.bin", "test.bin", "fine_label_names.txt"),
+            _files(readers.cifar100, "train", "test", "meta"),
         ),
     ),
     "svhn": Named(("svhn",), (_files(readers.svhn, "train_32x32.mat", "test_32x32.mat"),)),
@@ -121,24 +120,21 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             return name.lower(), layout.read(files)
         if name.startswith("hf:") and name != "hf:":
             return name, pictures.hugging_face(name.removeprefix("hf:"), size)
-    path = os.path.expanduser(name)
-    if not name or not os.path.exists(path):
+    place = os.path.expanduser(name)
+    if not name or not os.path.exists(place):
         if "/" in name or name.endswith(".npz"):
-            raise RecollectError(f"no such file or folder: {path}: check the path, or name one of: digits, {', '.join(NAMED)}")
+            raise RecollectError(f"no such file or folder: {place}: check the path, or name one of: digits, {', '.join(NAMED)}")
         raise unknown("dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work")
-    return _read_path(Path(path), size)
-
-
-def _read_path(path: Path, size: int | None) -> tuple[str, Parts]:
+    path = Path(place)
     if path.suffix == ".npz":
         return path.stem, readers.npz(path)
-    if not os.path.isdir(path):
+    if not path.is_dir():
         raise RecollectError(f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file")
-    for name in _owners(path) or NAMED:  # the official files, wherever they lie
-        for layout in NAMED[name].layouts:
+    for owner in _owners(path) or NAMED:  # the official files, wherever they lie
+        for layout in NAMED[owner].layouts:
             files, lacking = layout.find(path)
             if not lacking:
-                return name, layout.read(files)
+                return owner, layout.read(files)
     return path.resolve().name, pictures.image_folder(path, size)
 
 

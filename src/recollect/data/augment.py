@@ -89,9 +89,7 @@ def _crop(images: Tensor, numbers: Tensor) -> Tensor:
     rows = start[:, 0, None] + torch.arange(height, device=images.device)
     columns = start[:, 1, None] + torch.arange(width, device=images.device)
     padded = F.pad(images, (reach, reach, reach, reach))
-    rows = rows[:, None, :, None].expand(-1, images.shape[1], -1, padded.shape[-1])
-    columns = columns[:, None, None, :].expand(-1, images.shape[1], height, -1)
-    return padded.gather(2, rows).gather(3, columns)
+    return padded.take_along_dim(rows[:, None, :, None], 2).take_along_dim(columns[:, None, None, :], 3)
 
 
 def _cutout(images: Tensor, numbers: Tensor) -> Tensor:

@@ -16,13 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recollect.data import NAMED, data_root
 from recollect.errors import RecollectError, unknown
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 CHUNK = 1 << 16  # bytes; what an interruption loses at most
 TIMEOUT = (20, 60)  # seconds to connect, and between two chunks
@@ -46,6 +42,7 @@ def _idx(base_url: str, folder: str, *md5: str) -> Source:
     return Source(base_url, {f"{name}-ubyte.gz": known for name, known in zip(names, md5, strict=True)}, folder)
 
 
+TORONTO = "https://www.cs.toronto.edu/~kriz/"
 SOURCES: dict[str, Source] = {
     "mnist": _idx(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -63,14 +60,8 @@ SOURCES: dict[str, Source] = {
         "bef4ecab320f06d8554ea6380940ec79",
         "bb300cfdad3c16e7a12a480ee83cd310",
     ),
-    "cifar10": Source(
-        "https://www.cs.toronto.edu/~kriz/",
-        {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
-        "cifar-10-batches-bin",
-    ),
-    "cifar100": Source(
-        "https://www.cs.toronto.edu/~kriz/", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar-100-binary"
-    ),
+    "cifar10": Source(TORONTO, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}, "cifar-10-batches-bin"),
+    "cifar100": Source(TORONTO, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, "cifar-100-binary"),
     "svhn": Source(
         "http://ufldl.stanford.edu/housenumbers/",
         {"train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373", "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3"},
@@ -102,7 +93,10 @@ def get(name: str, root: str | Path | None = None, base_url: str | None = None, 
     source, top = SOURCES[name], data_root(root)
     folder = top / source.folder
     if source.packed and os.path.lexists(folder):
-        return _checked(name, folder)
+        # Unpacking is atomic, so an incomplete folder is somebody's own work: never overwrite it.
+        if all(layout.find(folder)[1] for layout in NAMED[name].layouts):
+            raise RecollectError(f"{folder} exists but does not hold all of {name}: move it away, then get {name} again")
+        return folder
     for file, md5 in source.files.items():
         url = (base_url or source.base_url).rstrip("/") + "/" + file
         place = (top if source.packed else folder) / file
@@ -113,33 +107,20 @@ def get(name: str, root: str | Path | None = None, base_url: str | None = None, 
     return folder
 
 
-def _checked(name: str, folder: Path) -> Path:
-    """A folder from before. Unpacking is atomic, so an incomplete one is somebody's own work: never overwrite it."""
-    if all(layout.find(folder)[1] for layout in NAMED[name].layouts):
-        raise RecollectError(f"{folder} exists but does not hold all of {name}: move it away, then get {name} again")
-    return folder
-
-
 def _retrieve(url: str, md5: str, place: Path, progress: bool) -> None:
-    """Bring the file with this md5 sum to its place, unless it is there: pooch decides, `download` brings the bytes."""
-    import pooch
-
-    part = place.with_name(place.name + ".part")
-
-    def download(url: str, output: str, _: object) -> None:
-        if _md5(part) != md5:
-            _resume(url, part, progress)
-        found = _md5(part)
-        if found != md5:
-            part.unlink()
-            raise RecollectError(
-                f"{url}: md5 sum is {found} instead of {md5}: what arrived is thrown away; try again, or use a mirror"
-            )
-        os.replace(part, output)
-
-    pooch.get_logger().setLevel("ERROR")  # it would announce what the progress already shows
+    """Bring the file with this md5 sum to its place, unless it is there."""
+    part = place.with_name(f"{place.name}.part")
+    if _md5(place) == md5:
+        return
     place.parent.mkdir(parents=True, exist_ok=True)
-    pooch.retrieve(url, f"md5:{md5}", place.name, place.parent, downloader=download)  # pyright: ignore[reportArgumentType]
+    if _md5(part) != md5:
+        _resume(url, part, progress)
+    found = _md5(part)
+    if found != md5:
+        part.unlink()
+        remedy = "what arrived is thrown away; try again, or use a mirror"
+        raise RecollectError(f"{url}: md5 sum is {found} instead of {md5}: {remedy}")
+    os.replace(part, place)
 
 
 def _resume(url: str, part: Path, progress: bool) -> None:
@@ -165,14 +146,11 @@ def _resume(url: str, part: Path, progress: bool) -> None:
     except requests.RequestException as error:
         if isinstance(error, ValueError):  # a malformed URL, in one of several ways
             raise RecollectError(f"{url}: not a web address: give the mirror as http://... or https://...") from error
-        raise RecollectError(
-            f"{url}: the connection failed ({type(error).__name__}) with {_size(part):,} bytes here: "
-            "try again, it goes on from there"
-        ) from error
+        what = f"the connection failed ({type(error).__name__}) with {_size(part):,} bytes here"
+        raise RecollectError(f"{url}: {what}: try again, it goes on from there") from error
     if _size(part) < have + length:  # not every version of the HTTP library notices
-        raise RecollectError(
-            f"{url}: the connection closed at {_size(part):,} of {have + length:,} bytes: try again, it goes on there"
-        )
+        what = f"the connection closed at {_size(part):,} of {have + length:,} bytes"
+        raise RecollectError(f"{url}: {what}: try again, it goes on there")
 
 
 def _unpack(archive: Path, folder: str) -> None:
@@ -194,7 +172,11 @@ def _unpack(archive: Path, folder: str) -> None:
 def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that is told of each chunk: a bar in a terminal, a line per file elsewhere, or nothing."""
     if progress and sys.stderr.isatty():
-        with _bar() as bar:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task(url.rpartition("/")[2], total=total or None, completed=have)
             yield lambda count: bar.advance(task, count)
         return
@@ -202,14 +184,6 @@ def _shown(url: str, have: int, total: int, progress: bool) -> Iterator[Callable
         resumed = f", from byte {have:,} on" if have else ""
         print(f"downloading {url} ({total / 1e6:.1f} MB{resumed})", file=sys.stderr, flush=True)
     yield lambda _: None
-
-
-def _bar() -> "Progress":
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
 
 
 @contextmanager
@@ -220,14 +194,11 @@ def _file_errors(place: Path) -> Iterator[None]:
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise RecollectError(f"{place}: cannot be unpacked ({error}): delete it, and get the dataset again") from error
     except OSError as error:
+        what = f"cannot be written ({error.strerror or error}): choose a folder you may write to with --root"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RecollectError(
-                f"{place}: no space left on the device: free some, then try again (it goes on from there), "
-                "or choose another folder with --root"
-            ) from error
-        raise RecollectError(
-            f"{place}: cannot be written ({error.strerror or error}): choose a folder you may write to with --root"
-        ) from error
+            remedy = "free some, then try again (it goes on from there), or choose another folder with --root"
+            what = f"no space left on the device: {remedy}"
+        raise RecollectError(f"{place}: {what}") from error
 
 
 def _md5(path: Path) -> str:

@@ -21,10 +21,8 @@ TEST_SHARE = 0.2  # where a dataset has no test set of its own
 class Split:
     """Some images of a dataset, with their labels."""
 
-    images: Tensor
-    """uint8 [N, C, H, W]"""
-    labels: Tensor
-    """int64 [N]"""
+    images: Tensor  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,10 +47,8 @@ def from_numpy(images: np.ndarray, labels: ArrayLike) -> Split:
 class Parts:
     """What a reader found."""
 
-    splits: Mapping[str, Split]
-    """train, and what there is of validation and test"""
-    class_names: tuple[str, ...] = ()
-    """none: the labels' numbers are the names"""
+    splits: Mapping[str, Split]  # train, and what there is of validation and test
+    class_names: tuple[str, ...] = ()  # none: the labels' numbers are the names
     superclasses: tuple[int, ...] | None = None
 
 
@@ -65,8 +61,7 @@ class Images:
     validation: Split
     test: Split
     class_names: tuple[str, ...]
-    superclasses: tuple[int, ...] | None = None
-    """for each class the number of its superclass, where the dataset has them (CIFAR-100)"""
+    superclasses: tuple[int, ...] | None = None  # for each class the number of its superclass (CIFAR-100)
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
@@ -93,12 +88,10 @@ class Images:
         number = torch.full((self.classes,), -1)
         number[old] = torch.arange(len(old))
 
-        def of(split: Split) -> Split:
-            kept = split[number[split.labels] >= 0]
-            return Split(kept.images, number[kept.labels])
-
         above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
-        return Images(self.name, of(self.train), of(self.validation), of(self.test), tuple(class_names), above)
+        kept = (split[number[split.labels] >= 0] for split in (self.train, self.validation, self.test))
+        train, validation, test = (Split(split.images, number[split.labels]) for split in kept)
+        return Images(self.name, train, validation, test, tuple(class_names), above)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -115,16 +108,18 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
 def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     """Check what a reader read; name the classes and hold images out where the dataset does not do so itself."""
     train, validation, test = parts.splits["train"], parts.splits.get("validation"), parts.splits.get("test")
-    class_names = parts.class_names or _numbered(name, train)
+    highest = int(train.labels.max()) if len(train) else 0
+    if not parts.class_names and highest >= max(len(train), 1):  # some class has no image; 2**40 names would fill the memory
+        raise RecollectError(f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0")
+    class_names = parts.class_names or tuple(map(str, range(highest + 1)))
     for part, split in parts.splits.items():
         _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
     for number, class_name in enumerate(class_names):
         if class_name in class_names[:number]:
             raise RecollectError(f"{name}: two classes are named '{class_name}': give each class a name of its own")
         if not (train.labels == number).any():
-            raise RecollectError(
-                f"{name}: class '{class_name}' has no training images: add some, or leave the class out of the dataset"
-            )
+            remedy = "add some, or leave the class out of the dataset"
+            raise RecollectError(f"{name}: class '{class_name}' has no training images: {remedy}")
     if test is None:
         kept, held = stratified(train.labels, TEST_SHARE, seed)
         train, test = train[kept], train[held]
@@ -132,17 +127,9 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
         kept, held = stratified(train.labels, VALIDATION_SHARE, seed + 1)
         train, validation = train[kept], train[held]
     if not (len(validation) and len(test)):
-        raise RecollectError(
-            f"{name}: too few images to hold some out for validation and test: give at least 3 images of each class"
-        )
+        remedy = "give at least 3 images of each class"
+        raise RecollectError(f"{name}: too few images to hold some out for validation and test: {remedy}")
     return Images(name, train, validation, test, class_names, parts.superclasses)
-
-
-def _numbered(name: str, train: Split) -> tuple[str, ...]:
-    highest = int(train.labels.max()) if len(train) else 0
-    if highest >= max(len(train), 1):  # some class would have no image; and a label of 2**40 would fill the memory
-        raise RecollectError(f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0")
-    return tuple(str(i) for i in range(highest + 1))
 
 
 def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
@@ -152,11 +139,10 @@ def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
         raise RecollectError(f"{what}: no images: add some, or leave this part out")
     if split.images.dtype != torch.uint8 or split.images.ndim != 4:
         raise RecollectError(f"{what}: images are {split.images.dtype} {list(split.images.shape)}, not uint8 [N, C, H, W]")
-    if split.images.shape[1:] != shape:
-        remedy = "give a size to resize to (--size)" if split.images.shape[1] == shape[0] else "make all grey or all RGB"
-        raise RecollectError(
-            f"{what}: images of {list(split.images.shape[1:])} beside training images of {list(shape)}: {remedy}"
-        )
+    own = split.images.shape[1:]
+    if own != shape:
+        remedy = "give a size to resize to (--size)" if own[0] == shape[0] else "make all grey or all RGB"
+        raise RecollectError(f"{what}: images of {list(own)} beside training images of {list(shape)}: {remedy}")
     low, high = int(split.labels.min()), int(split.labels.max())
     if low < 0 or high >= classes:
         raise RecollectError(f"{what}: label {low if low < 0 else high} is out of range for {classes} classes (0..{classes - 1})")

@@ -4,7 +4,7 @@ Pillow decodes, and resizes on the way when a size is given; one dataset is all 
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,6 @@ from recollect.errors import RecollectError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-# --- TinyImageNet --------------------------------------------------------------------------------------------------
 
 
 def tiny_imagenet(paths: Sequence[Path]) -> Parts:
@@ -49,9 +46,6 @@ def _lines(path: Path) -> list[str]:
     return content(path).decode("utf-8", "replace").splitlines()
 
 
-# --- any folder of class folders -------------------------------------------------------------------------------------
-
-
 def image_folder(folder: Path, size: int | None) -> Parts:
     """Class folders of pictures, either directly or inside train/ beside val/ and test/."""
     inside = [child.name for child in visible(folder) if child.is_dir()]
@@ -67,12 +61,11 @@ def image_folder(folder: Path, size: int | None) -> Parts:
 
 def _labelled(folder: Path, names: list[str], size: int | None) -> Split:
     """The pictures of one split, labelled by the place of their folder's name in `names`."""
-    labelled = []
-    for child in _class_folders(folder):
+    folders = _class_folders(folder)
+    for child in folders:
         if child.name not in names:
             raise RecollectError(f"{child}: class '{child.name}' is not among the training classes: add it there too")
-        labelled += [(path, names.index(child.name)) for path in visible(child)]
-    return _from_files(labelled, size)
+    return _from_files([(path, names.index(child.name)) for child in folders for path in visible(child)], size)
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -88,22 +81,15 @@ def visible(folder: Path) -> list[Path]:
     try:
         return sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     except OSError as error:
-        raise RecollectError(
-            f"{folder}: cannot be listed ({error.strerror}): check that it is a folder of the dataset"
-        ) from error
+        remedy = "check that it is a folder of the dataset"
+        raise RecollectError(f"{folder}: cannot be listed ({error.strerror}): {remedy}") from error
 
 
-def _roles(names: Iterable[str]) -> dict[str, str]:
+def _roles(names: Collection[str]) -> dict[str, str]:
     """Which of these names is the train, validation and test split. A lone validation split is what people test on."""
-    names = list(names)
-    validation = next((name for name in ("validation", "valid", "val") if name in names), None)
     roles = {role: role for role in ("train", "test") if role in names}
-    if validation is not None:
-        roles["validation" if "test" in names else "test"] = validation
-    return roles
-
-
-# --- Hugging Face --------------------------------------------------------------------------------------------------
+    validation = [name for name in ("validation", "valid", "val") if name in names]
+    return roles | {"validation" if "test" in names else "test": name for name in validation[:1]}
 
 
 def hugging_face(name: str, size: int | None) -> Parts:
@@ -126,10 +112,8 @@ def hugging_face(name: str, size: int | None) -> Parts:
     if not label and "int" in str(getattr(features.get("label"), "dtype", "")):
         label = ["label"]
     if not image or not label:
-        raise RecollectError(
-            f"hf:{name}: needs a column of images and one of class labels, but has {', '.join(features)}: "
-            "cast them to Image and ClassLabel, or choose another dataset"
-        )
+        what = f"needs a column of images and one of class labels, but has {', '.join(features)}"
+        raise RecollectError(f"hf:{name}: {what}: cast them to Image and ClassLabel, or choose another dataset")
     splits = {r: _from_rows(f"hf:{name} {key}", found[key], image[0], label[0], size) for r, key in roles.items()}
     return Parts(splits, tuple(getattr(features[label[0]], "names", ())))
 
@@ -138,11 +122,7 @@ def _from_rows(what: str, rows: Any, image: str, label: str, size: int | None) -
     labels = list(rows[label])
     if None in labels:
         raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
-    names = [f"{what}[{i}]" for i in range(len(labels))]
-    return from_numpy(_stack(names, lambda i: rows[i][image], size), labels)
-
-
-# --- decoding ------------------------------------------------------------------------------------------------------
+    return from_numpy(_stack([f"{what}[{i}]" for i in range(len(labels))], lambda i: rows[i][image], size), labels)
 
 
 def _from_files(labelled: list[tuple[Path, int]], size: int | None, mode: str | None = None) -> Split:

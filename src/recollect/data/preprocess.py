@@ -31,10 +31,8 @@ MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time o
 class Zca:
     """x -> (x - mean) W on flattened, normalised images; W is symmetric."""
 
-    mean: Tensor
-    """[D]"""
-    matrix: Tensor
-    """[D, D]"""
+    mean: Tensor  # [D]
+    matrix: Tensor  # [D, D]
 
     def to(self, device: "torch.device | str") -> "Zca":
         return Zca(self.mean.to(device), self.matrix.to(device))
@@ -55,8 +53,7 @@ def _file_name(data: bytes) -> str:
 class Preprocess:
     """From uint8 pixels to what a network sees, and back."""
 
-    mean: tuple[float, ...]
-    """per channel, of pixels in 0..1"""
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1
     std: tuple[float, ...]
     zca: Zca | None = None
 
@@ -127,10 +124,8 @@ class Preprocess:
         `pixels` are the training images it was fitted to: from them it is fitted again where the file is not at hand.
         """
         try:
-            mean = tuple(float(value) for value in header["mean"])
-            std = tuple(float(value) for value in header["std"])
-            zca = header["zca"]
-            name = None if zca is None else str(zca["file"])
+            mean, std = tuple(map(float, header["mean"])), tuple(map(float, header["std"]))
+            name = None if header["zca"] is None else str(header["zca"]["file"])
             if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -144,10 +139,8 @@ def _again(stated: Preprocess, pixels: Tensor, name: str) -> Preprocess:
     """Fitted to the same training images once more (a whitening file need not travel with a memory)."""
     found = Preprocess.fit(pixels)
     if not np.allclose([found.mean, found.std], [stated.mean, stated.std], rtol=0, atol=1e-6):
-        raise RecollectError(
-            f"the whitening file {name} is not at hand, and these training images are not those it was fitted to (mean "
-            f"{found.mean}, not {stated.mean}): give the memory's own dataset"
-        )
+        what = f"these training images are not those it was fitted to (mean {found.mean}, not {stated.mean})"
+        raise RecollectError(f"the whitening file {name} is not at hand, and {what}: give the memory's own dataset")
     warnings.warn(f"the whitening file {name} is not at hand: fitted again from the training images", stacklevel=3)
     return Preprocess.fit(pixels, "zca", "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -171,10 +164,8 @@ def _fit_zca(plain: Preprocess, pixels: Tensor, device: "torch.device | str") ->
 def _load_zca(folder: Path, name: str) -> Zca:
     path = folder / name
     if Path(name).name != name or not os.path.isfile(path):
-        raise RecollectError(
-            f"the whitening file {name} is not beside the memory in {folder}: copy it there "
-            "(where the memory's dataset is given, as in recollect evaluate, compose --test or ask --data, it is fitted again)"
-        )
+        again = "where the memory's dataset is given, as in recollect evaluate, compose --test or ask --data, it is fitted again"
+        raise RecollectError(f"the whitening file {name} is not beside the memory in {folder}: copy it there ({again})")
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -186,8 +177,7 @@ def _load_zca(folder: Path, name: str) -> Zca:
         zca = Zca(tensors["mean"], tensors["matrix"])
     except (SafetensorError, KeyError, ValueError) as error:
         raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
-    size = zca.mean.numel()
-    kinds = {zca.mean.dtype, zca.matrix.dtype}
+    size, kinds = zca.mean.numel(), {zca.mean.dtype, zca.matrix.dtype}
     if zca.mean.shape != (size,) or zca.matrix.shape != (size, size) or kinds != {torch.float32}:
         raise RecollectError(f"the whitening file {path} holds no matrix and mean that belong together: copy it again")
     return zca

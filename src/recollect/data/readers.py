@@ -53,12 +53,9 @@ def digits() -> Parts:
     """Scikit-learn's 1,797 handwritten digits of 8x8, 0..16 stretched to 0..255. They come with the package."""
     from sklearn.datasets import load_digits
 
-    found: Any = load_digits()
-    images = np.rint(found.data.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return Parts({"train": from_numpy(images, found.target)}, DIGITS)
-
-
-# --- IDX (MNIST, Fashion-MNIST) ------------------------------------------------------------------------------------
+    images, labels = load_digits(return_X_y=True)
+    pixels = np.rint(images.reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    return Parts({"train": from_numpy(pixels, labels)}, DIGITS)
 
 
 def idx_set(paths: Sequence[Path], class_names: tuple[str, ...]) -> Parts:
@@ -67,10 +64,8 @@ def idx_set(paths: Sequence[Path], class_names: tuple[str, ...]) -> Parts:
     for part, (images_path, labels_path) in (("train", paths[:2]), ("test", paths[2:])):
         images, labels = idx(images_path, 3), idx(labels_path, 1)
         if len(images) != len(labels):
-            raise RecollectError(
-                f"{images_path}: {len(images)} images, but {len(labels)} labels in {labels_path}: "
-                "the two files are not of one dataset; get the dataset again"
-            )
+            remedy = "the two files are not of one dataset; get the dataset again"
+            raise RecollectError(f"{images_path}: {len(images)} images, but {len(labels)} labels in {labels_path}: {remedy}")
         splits[part] = from_numpy(images[:, None], labels)
     return Parts(splits, class_names)
 
@@ -82,10 +77,8 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
         with parsing(f"{path}: gzip data ends early or is broken", AGAIN):
             raw = gzip.decompress(raw)
     if raw[:4] != magic:
-        raise RecollectError(
-            f"{path}: not an IDX file of bytes in {dimensions} dimension(s) (starts with {raw[:4].hex() or 'nothing'}, "
-            f"not {magic.hex()}): {AGAIN}"
-        )
+        found = f"starts with {raw[:4].hex() or 'nothing'}, not {magic.hex()}"
+        raise RecollectError(f"{path}: not an IDX file of bytes in {dimensions} dimension(s) ({found}): {AGAIN}")
     start = 4 + 4 * dimensions
     shape = [int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4)]
     if len(raw) != start + math.prod(shape):
@@ -93,37 +86,18 @@ def idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)
 
 
-# --- CIFAR, binary and pickled -------------------------------------------------------------------------------------
-
-
-def cifar10_binary(paths: Sequence[Path]) -> Parts:
-    """Five training batches and the test batch, each record a label and 3x32x32 bytes."""
-    return _cifar10([_cifar_records(path, (10,)) for path in paths])
-
-
-def cifar10_python(paths: Sequence[Path]) -> Parts:
-    """Five pickled training batches and the test batch."""
-    return _cifar10([_cifar_pickle(path, {"labels": 10}) for path in paths])
-
-
-def cifar100_binary(paths: Sequence[Path]) -> Parts:
-    """train.bin, test.bin and fine_label_names.txt; each record a coarse label, a fine label and 3x32x32 bytes."""
-    train, test = (_cifar_records(path, (20, 100)) for path in paths[:2])
-    return _cifar100(paths, train, test, content(paths[2]).decode("utf-8", "replace").split())
-
-
-def cifar100_python(paths: Sequence[Path]) -> Parts:
-    """The pickled files train, test and meta."""
-    train, test = (_cifar_pickle(path, {"coarse_labels": 20, "fine_labels": 100}) for path in paths[:2])
-    names = _unpickled(paths[2]).get("fine_label_names")
-    return _cifar100(paths, train, test, names if isinstance(names, list) else [])
-
-
-def _cifar10(batches: list[np.ndarray]) -> Parts:
+def cifar10(paths: Sequence[Path]) -> Parts:
+    """Five training batches and the test batch, binary or pickled."""
+    batches = [_cifar_records(path, {"labels": 10}) for path in paths]
     return Parts({"train": _cifar_split(batches[:5]), "test": _cifar_split(batches[5:])}, CIFAR10)
 
 
-def _cifar100(paths: Sequence[Path], train: np.ndarray, test: np.ndarray, names: list) -> Parts:
+def cifar100(paths: Sequence[Path]) -> Parts:
+    """The binary files train.bin, test.bin and fine_label_names.txt, or the pickled files train, test and meta."""
+    train, test = (_cifar_records(path, {"coarse_labels": 20, "fine_labels": 100}) for path in paths[:2])
+    is_text = paths[2].suffix == ".txt"
+    found = content(paths[2]).decode("utf-8", "replace").split() if is_text else _unpickled(paths[2]).get("fine_label_names")
+    names = found if isinstance(found, list) else []
     if len(names) != 100:
         raise RecollectError(f"{paths[2]}: {len(names)} class names instead of 100: {AGAIN}")
     coarse, fine = train[:, 0], train[:, 1]
@@ -135,13 +109,15 @@ def _cifar100(paths: Sequence[Path], train: np.ndarray, test: np.ndarray, names:
     return Parts(splits, tuple(map(text, names)), tuple(superclasses.tolist()))
 
 
-def _cifar_records(path: Path, limits: tuple[int, ...]) -> np.ndarray:
-    """uint8 [N, labels + 3072], where label column i is known to be below limits[i]."""
+def _cifar_records(path: Path, limits: Mapping[str, int]) -> np.ndarray:
+    """uint8 [N, labels + 3x32x32], where the labels of each kind are known to be below its limit."""
+    if path.suffix != ".bin":
+        return _cifar_pickle(path, limits)
     raw, record = content(path), len(limits) + 3072
     if not raw or len(raw) % record:
         raise RecollectError(f"{path}: {len(raw)} bytes is not a whole number of records of {record}: {AGAIN}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
-    for column, limit in enumerate(limits):
+    for column, limit in enumerate(limits.values()):
         _in_range(path, records[:, column].tolist(), 0, limit - 1)
     return records
 
@@ -152,7 +128,6 @@ def _cifar_pickle(path: Path, limits: Mapping[str, int]) -> np.ndarray:
     data = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
         raise RecollectError(f"{path}: no 'data' of bytes [N, 3072]: this is not a CIFAR batch, or {AGAIN}")
-    columns = []
     for key, limit in limits.items():
         labels = batch.get(key)
         if not isinstance(labels, list) or not all(type(label) is int for label in labels):
@@ -160,8 +135,7 @@ def _cifar_pickle(path: Path, limits: Mapping[str, int]) -> np.ndarray:
         if len(labels) != len(data):
             raise RecollectError(f"{path}: {len(data)} images but {len(labels)} '{key}': {AGAIN}")
         _in_range(path, labels, 0, limit - 1)
-        columns.append(np.array(labels, np.uint8))
-    return np.column_stack([*columns, data])
+    return np.column_stack([*(np.array(batch[key], np.uint8) for key in limits), data])
 
 
 def _unpickled(path: Path) -> dict[str, Any]:
@@ -173,9 +147,6 @@ def _cifar_split(batches: list[np.ndarray]) -> Split:
     """From records: the last label, then the pixels."""
     images = np.concatenate([records[:, -3072:] for records in batches])
     return from_numpy(images.reshape(-1, 3, 32, 32), np.concatenate([records[:, -3073] for records in batches]))
-
-
-# --- SVHN ----------------------------------------------------------------------------------------------------------
 
 
 def svhn(paths: Sequence[Path]) -> Parts:
@@ -193,16 +164,13 @@ def _mat(path: Path) -> Split:
     if images is None or labels is None:
         raise RecollectError(f"{path}: has no variables X and y: this is not SVHN's cropped format (train_32x32.mat)")
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or labels.dtype.kind not in "iu":
-        raise RecollectError(
-            f"{path}: X is {images.dtype} {list(images.shape)} and y {labels.dtype}, not uint8 [32, 32, 3, N]: {AGAIN}"
-        )
+        what = f"X is {images.dtype} {list(images.shape)} and y {labels.dtype}"
+        raise RecollectError(f"{path}: {what}, not uint8 [32, 32, 3, N]: {AGAIN}")
     if labels.size != images.shape[3]:
         raise RecollectError(f"{path}: {images.shape[3]} images but {labels.size} labels: {AGAIN}")
     _in_range(path, labels.flatten().tolist(), 1, 10)
     return from_numpy(images.transpose(3, 2, 0, 1), labels.flatten() % 10)
 
-
-# --- .npz ----------------------------------------------------------------------------------------------------------
 
 # For each convention (Keras, MedMNIST, one set) the keys of each split's images and labels; train has to be there.
 NPZ_KEYS: tuple[dict[str, tuple[str, str]], ...] = (
@@ -221,10 +189,8 @@ def npz(path: Path) -> Parts:
         arrays = {key: archive[key] for key in archive.files}
     keys = next((style for style in NPZ_KEYS if style["train"][0] in arrays), None)
     if keys is None:
-        raise RecollectError(
-            f"{path}: no images in it (it has {', '.join(arrays) or 'nothing'}): name the arrays x_train, y_train, "
-            "x_test, y_test, or train_images, train_labels, ..., or images and labels"
-        )
+        remedy = "name the arrays x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels"
+        raise RecollectError(f"{path}: no images in it (it has {', '.join(arrays) or 'nothing'}): {remedy}")
     splits = {}
     for part, (images, labels) in keys.items():
         if (images in arrays) != (labels in arrays):

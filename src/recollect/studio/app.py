@@ -6,19 +6,18 @@ import json
 import socket
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import anyio
-import anyio.to_thread
 import torch
 import uvicorn
-from fastapi import Depends, FastAPI, Query, Request, Response
+from anyio import CapacityLimiter, to_thread
+from fastapi import FastAPI, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -28,8 +27,8 @@ from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.show import terminal
 from recollect.studio.guard import Guard, problem
-from recollect.studio.jobs import Busy, Job, Jobs, Order, python_lines
-from recollect.studio.shelf import Entry, Missing, Shelf, png, stock
+from recollect.studio.jobs import FINISHED, Busy, Job, Jobs, Order, python_lines
+from recollect.studio.shelf import Missing, Shelf, png, stock
 from recollect.studio.uploads import MOST_BYTES, MOST_PIXELS, picture
 
 STATIC = Path(__file__).parent / "static"
@@ -39,28 +38,34 @@ QUIET = 10.0  # seconds after which a stream without news says that it lives
 
 Number = Annotated[int, InPath(ge=0, le=10**6)]
 Chosen = Annotated[str, Field(pattern=r"^[0-9]{1,6}:[0-9]{1,6}$", description="memory:label", examples=["0:3"])]
-Networks = Literal["memory", "small"]
-Epochs = Annotated[int, Field(ge=1, le=2000)]
-Seed = Annotated[int, Field(ge=0, le=2**31)]
+Coefficient = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Coefficients(BaseModel):
     """One for each base."""
 
     model_config = ConfigDict(extra="forbid")
-    coefficients: Annotated[
-        list[Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]], Field(min_length=1, max_length=2**17)
-    ]
+    coefficients: Annotated[list[Coefficient], Field(min_length=1, max_length=2**17)]
 
 
-class Training(BaseModel):
+class Asked(BaseModel):
+    """A training as an address orders it."""
+
+    classes: Annotated[list[Chosen], Field(min_length=2, max_length=MOST_CLASSES)]
+    network: Literal["memory", "small"] = "memory"
+    epochs: Annotated[int, Field(ge=1, le=2000)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+    @property
+    def order(self) -> Order:
+        choices = tuple((int(memory), int(label)) for memory, label in (text.split(":") for text in self.classes))
+        return Order(choices, self.network == "small", self.epochs, self.seed)
+
+
+class Training(Asked):
     """What to train: classes of memories on the shelf, and how."""
 
     model_config = ConfigDict(extra="forbid")
-    classes: Annotated[list[Chosen], Field(min_length=2, max_length=MOST_CLASSES)]
-    network: Networks = "memory"
-    epochs: Epochs | None = None
-    seed: Seed = 0
 
 
 class Problem(BaseModel):
@@ -69,44 +74,22 @@ class Problem(BaseModel):
     error: str
 
 
-def _training(
-    classes: Annotated[list[Chosen], Query(min_length=2, max_length=MOST_CLASSES)],
-    network: Networks = "memory",
-    epochs: Annotated[Epochs | None, Query()] = None,
-    seed: Annotated[Seed, Query()] = 0,
-) -> Training:
-    """The same in an address."""
-    return Training(classes=classes, network=network, epochs=epochs, seed=seed)
-
-
-Asked = Annotated[Training, Depends(_training)]
-
-
-def _order(training: Training) -> Order:
-    choices = tuple((int(memory), int(label)) for memory, label in (text.split(":") for text in training.classes))
-    return Order(choices, training.network == "small", training.epochs, training.seed)
-
-
-def _file(media: str) -> dict[int | str, dict[str, Any]]:
-    """For the description: this address answers with a file of this kind."""
-    return {200: {"content": {media: {"schema": {"type": "string", "format": "binary"}}}}}
-
-
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": what}
-    for status, what in {
-        400: "it cannot be done, and why",
-        403: "another page asks",
-        404: "not there",
-        409: "not yet",
-        413: "too large",
-        422: "not understood",
-        429: "too many",
-    }.items()
+    400: {"description": "it cannot be done, and why", "model": Problem},
+    403: {"description": "another page asks", "model": Problem},
+    404: {"description": "not there", "model": Problem},
+    409: {"description": "not yet", "model": Problem},
+    413: {"description": "too large", "model": Problem},
+    422: {"description": "not understood", "model": Problem},
+    429: {"description": "too many", "model": Problem},
 }
-BODY = {
-    "requestBody": {"required": True, "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
-}
+BINARY = {"type": "string", "format": "binary"}
+PICTURE = {"requestBody": {"required": True, "content": {"application/octet-stream": {"schema": BINARY}}}}
+
+
+def _file(media: str, schema: dict[str, str] = BINARY) -> dict[str, Any]:
+    """For the description: an address that answers with a file of this kind."""
+    return {"response_class": Response, "responses": {200: {"content": {media: {"schema": schema}}}}}
 
 
 def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
@@ -125,104 +108,89 @@ def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
     _memories(app, shelf)
     _trainings(app, shelf, jobs)
     _results(app, jobs)
-    _page(app)
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+    @app.get("/", include_in_schema=False)
+    def index() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
     return app
 
 
 def _errors(app: FastAPI) -> None:
     """Whatever goes wrong is answered with one line."""
-    statuses: dict[type, int] = {Missing: 404, Busy: 429}
 
-    async def refused(_: Request, error: Exception) -> JSONResponse:
-        return problem(statuses.get(type(error), 400), str(error))
+    @app.exception_handler(RecollectError)
+    async def refused(_: Request, error: RecollectError) -> JSONResponse:
+        return problem({Missing: 404, Busy: 429}.get(type(error), 400), str(error))
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
-        first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": "not understood"}
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
         return problem(422, f"{where[:80] or 'the request'}: {first['msg']}")
 
-    async def other(_: Request, error: Exception) -> JSONResponse:
-        found = error if isinstance(error, HTTPException) else HTTPException(500)
-        words = {404: "there is nothing at this address", 405: "this address does not do that"}
-        plain = found.detail in ("Not Found", "Method Not Allowed")
-        answer = problem(found.status_code, words[found.status_code] if plain else str(found.detail))
-        answer.headers.update(found.headers or {})
-        return answer
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> JSONResponse:
+        words = {"Not Found": "there is nothing at this address", "Method Not Allowed": "this address does not do that"}
+        return problem(error.status_code, words.get(error.detail, error.detail), error.headers)
 
+    @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:
         return problem(500, "the studio made a mistake: see its terminal")
 
-    app.add_exception_handler(RecollectError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(HTTPException, other)
-    app.add_exception_handler(Exception, broken)
-
-
-def _page(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
-    def index() -> FileResponse:
-        return FileResponse(STATIC / "index.html")
-
-    app.mount("/static", StaticFiles(directory=STATIC))
-
 
 def _memories(app: FastAPI, shelf: Shelf) -> None:
-    """Looking at memories."""
 
     @app.get("/api/shelf")
     def show() -> dict[str, Any]:
-        limits = {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "classes": MOST_CLASSES}
-        data = [images.name for images in shelf.data]
-        memories = [entry.to_json() for entry in shelf.entries]
-        return {"memories": memories, "problems": shelf.problems, "data": data, "limits": limits}
+        return {
+            "memories": [entry.to_json() for entry in shelf.entries],
+            "problems": shelf.problems,
+            "data": [images.name for images in shelf.data],
+            "limits": {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "classes": MOST_CLASSES},
+        }
 
-    @app.get("/api/memories/{number}/pictures", response_class=Response, responses=_file("application/octet-stream"))
+    @app.get("/api/memories/{number}/pictures", **_file("application/octet-stream"))
     def pictures(number: Number) -> Response:
         """What each base adds to a picture, and last the picture of no base: float32 [K + 1, C, h, w]; sizes in headers."""
         found = shelf[number].pictures()
-        shape = {"X-Shape": ",".join(map(str, found.shape))}
-        return Response(found.contiguous().numpy().tobytes(), media_type="application/octet-stream", headers=shape)
+        return _octets(found.numpy().tobytes(), {"X-Shape": ",".join(map(str, found.shape))})
 
-    @app.get(
-        "/api/memories/{number}/classes/{label}/coefficients",
-        response_class=Response,
-        responses=_file("application/octet-stream"),
-    )
+    @app.get("/api/memories/{number}/classes/{label}/coefficients", **_file("application/octet-stream"))
     def coefficients(number: Number, label: Number) -> Response:
         """What a class is recalled with: float32 [r, K]."""
-        found = shelf[number].coefficients(label)
-        return Response(found.contiguous().numpy().tobytes(), media_type="application/octet-stream")
+        return _octets(shelf[number].coefficients(label).numpy().tobytes())
 
-    @app.post("/api/memories/{number}/recall", response_class=Response, responses=_file("image/png"))
+    @app.post("/api/memories/{number}/recall", **_file("image/png"))
     def recall(number: Number, mix: Coefficients) -> Response:
         """The picture that these coefficients recall."""
-        entry: Entry = shelf[number]
-        return Response(entry.recall(mix.coefficients), media_type="image/png")
+        return Response(shelf[number].recall(mix.coefficients), media_type="image/png")
 
 
 def _trainings(app: FastAPI, shelf: Shelf, jobs: Jobs) -> None:
-    """Ordering trainings and watching them."""
-    one_by_one = anyio.CapacityLimiter(1)  # what may hold many images
+    one_by_one = CapacityLimiter(1)  # what may hold many images
 
-    @app.get("/api/recalled.npz", response_class=Response, responses=_file("application/octet-stream"))
-    async def recalled(training: Asked) -> Response:
+    @app.get("/api/recalled.npz", **_file("application/octet-stream"))
+    async def recalled(training: Annotated[Asked, Query()]) -> Response:
         """The training set of some classes."""
-        order = _order(training)
-        data = await anyio.to_thread.run_sync(shelf.recalled, order.choices, limiter=one_by_one)
+        data = await to_thread.run_sync(shelf.recalled, training.order.choices, limiter=one_by_one)
         return _download(data, "recalled.npz")
 
-    @app.get("/api/lines.py", response_class=Response, responses=_file("text/plain"))
-    async def lines(training: Asked) -> Response:
+    @app.get("/api/lines.py", **_file("text/plain"))
+    async def lines(training: Annotated[Asked, Query()]) -> Response:
         """The Python that trains the same classifier."""
-        text = await anyio.to_thread.run_sync(python_lines, shelf, _order(training), limiter=one_by_one)
-        return Response(text.encode("utf-8", "replace"), media_type="text/plain")
+        text = await to_thread.run_sync(python_lines, shelf, training.order, limiter=one_by_one)
+        return PlainTextResponse(text.encode("utf-8", "replace"))
 
     @app.post("/api/trainings", status_code=201)
     async def train(training: Training, request: Request) -> dict[str, Any]:
         """Put a training in the queue."""
-        order = _order(training)
-        composition = await anyio.to_thread.run_sync(shelf.compose, order.choices, limiter=one_by_one)
-        _check_network(order.recipe(composition).network)
+        order = training.order
+        composition = await to_thread.run_sync(shelf.compose, order.choices, limiter=one_by_one)
+        network = order.recipe(composition).network
+        if network.startswith("custom "):
+            raise RecollectError(f"the memory's own network ({network}) was given in Python: choose another one")
         return jobs.add(order, request.state.client).to_json()
 
     @app.get("/api/trainings")
@@ -240,19 +208,10 @@ def _trainings(app: FastAPI, shelf: Shelf, jobs: Jobs) -> None:
         jobs.cancel(jobs[name])
         return jobs[name].to_json()
 
-    @app.get(
-        "/api/trainings/{name}/events",
-        response_class=StreamingResponse,
-        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-    )
-    async def events(name: str) -> StreamingResponse:
+    @app.get("/api/trainings/{name}/events", **_file("text/event-stream", {"type": "string"}))
+    async def events(name: str) -> Response:
         """How it goes, as server-sent events until it is finished."""
         return StreamingResponse(_events(jobs[name]), media_type="text/event-stream")
-
-
-def _check_network(network: str) -> None:
-    if network.startswith("custom "):
-        raise RecollectError(f"the memory's own network ({network}) was given in Python: choose another one")
 
 
 async def _events(job: Job) -> AsyncIterator[str]:
@@ -266,22 +225,21 @@ async def _events(job: Job) -> AsyncIterator[str]:
         elif time.monotonic() - told > QUIET:
             yield ": still here\n\n"
             told = time.monotonic()
-        if news["state"] in ("done", "failed", "cancelled"):
+        if news["state"] in FINISHED:
             return
         await asyncio.sleep(BEAT)
 
 
 def _results(app: FastAPI, jobs: Jobs) -> None:
-    """Using what was trained."""
-    few = anyio.CapacityLimiter(2)  # pictures decoded at a time
+    few = CapacityLimiter(2)  # pictures decoded at a time
 
-    @app.post("/api/trainings/{name}/classify", openapi_extra=BODY)
+    @app.post("/api/trainings/{name}/classify", openapi_extra=PICTURE)
     async def classify(name: str, request: Request) -> dict[str, Any]:
         """What the classifier says of a picture: its bytes are the body."""
         classifier = _classifier(jobs[name])
-        return await anyio.to_thread.run_sync(_classified, classifier, await request.body(), limiter=few)
+        return await to_thread.run_sync(_classified, classifier, await request.body(), limiter=few)
 
-    @app.get("/api/trainings/{name}/classifier.safetensors", response_class=Response, responses=_file("application/octet-stream"))
+    @app.get("/api/trainings/{name}/classifier.safetensors", **_file("application/octet-stream"))
     def download(name: str) -> Response:
         """The classifier as a file that recollect.Classifier.load reads."""
         classifier = _classifier(jobs[name])
@@ -308,9 +266,12 @@ def _classified(classifier: Classifier, data: bytes) -> dict[str, Any]:
     }
 
 
+def _octets(data: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(data, 200, headers, "application/octet-stream")
+
+
 def _download(data: bytes, name: str) -> Response:
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Response(data, media_type="application/octet-stream", headers=headers)
+    return _octets(data, {"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int) -> None:

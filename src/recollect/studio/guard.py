@@ -8,17 +8,19 @@ from the studio's own page or from no page.
 import ipaddress
 import re
 import secrets
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recollect.studio.uploads import MOST_BYTES
 
 COOKIE = "recollect-studio"
+TOO_LARGE = f"the upload is too large: at most {MOST_BYTES // 2**20} MB"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -33,10 +35,10 @@ HEADERS = {
 }
 
 
-def problem(status: int, message: str) -> JSONResponse:
+def problem(status: int, message: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Every error is answered like this: one line."""
     line = " ".join(message.split())[:500].encode("utf-8", "replace").decode()
-    return JSONResponse({"error": line}, status)
+    return JSONResponse({"error": line}, status, headers)
 
 
 class Guard:
@@ -48,66 +50,36 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        headers = Headers(scope=scope)
-        client = _client(headers.get("cookie", ""))
-        scope["state"] = {**scope.get("state", {}), "client": client or _address(scope)}
-        answer = self._refusal(scope["method"], headers)
+        request = Request(scope)
+        client = request.cookies.get(COOKIE, "")  # the name that an earlier answer gave to it
+        is_named = re.fullmatch(r"[0-9a-f]{32}", client) is not None
+        address = request.client.host if request.client else "nobody"
+        request.state.client = client if is_named else address
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                out = MutableHeaders(raw=message["headers"])
-                message["headers"] = out.raw
-                for name, value in HEADERS.items():
-                    out[name] = value
-                if client is None:
-                    cookie = f"{COOKIE}={secrets.token_hex(16)}; Path=/; HttpOnly; SameSite=Strict"
-                    out.append("Set-Cookie", cookie)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if not is_named:
+                    headers.append("Set-Cookie", f"{COOKIE}={secrets.token_hex(16)}; Path=/; HttpOnly; SameSite=Strict")
             await send(message)
 
-        await (answer or self.app)(scope, _limited(receive), sending)
+        await (self._refusal(request) or self.app)(scope, _limited(receive), sending)
 
-    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_ours(host):
-            return problem(400, "this studio does not answer to that name: open it by its address, or as localhost")
-        if method not in ("GET", "HEAD", "OPTIONS") and origin is not None and urlsplit_host(origin) != host.lower():
-            return problem(403, "this request comes from another page: use the studio's own")
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 15 or int(length) > MOST_BYTES:
-            return problem(413, f"the upload is too large: at most {MOST_BYTES // 2**20} MB")
-        return None
-
-    def _is_ours(self, host: str) -> bool:
+    def _refusal(self, request: Request) -> JSONResponse | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            if name in self.names:
-                return True
-            ipaddress.ip_address(name)
+            if name not in self.names:
+                ipaddress.ip_address(name)
         except ValueError:
-            return False
-        return True
-
-
-def urlsplit_host(origin: str) -> str:
-    """host:port of an Origin; nothing for "null" and nonsense"""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def _client(cookies: str) -> str | None:
-    """The name that an earlier answer gave to this client."""
-    try:
-        found = SimpleCookie(cookies).get(COOKIE)
-    except CookieError:
-        return None
-    return found.value if found and re.fullmatch(r"[0-9a-f]{32}", found.value) else None
-
-
-def _address(scope: Scope) -> str:
-    """What stands for a client without one."""
-    return str((scope.get("client") or ("nobody",))[0])
+            return problem(400, "this studio does not answer to that name: open it by its address, or as localhost")
+        is_foreign = origin is not None and origin.partition("://")[2].lower() != host.lower()
+        if is_foreign and request.method not in ("GET", "HEAD", "OPTIONS"):
+            return problem(403, "this request comes from another page: use the studio's own")
+        length = request.headers.get("content-length", "0")
+        is_number = length.isdecimal() and len(length) <= 15
+        return None if is_number and int(length) <= MOST_BYTES else problem(413, TOO_LARGE)
 
 
 def _limited(receive: Receive) -> Receive:
@@ -119,7 +91,7 @@ def _limited(receive: Receive) -> Receive:
         message = await receive()
         total += len(message.get("body", b""))
         if total > MOST_BYTES:
-            raise HTTPException(413, f"the upload is too large: at most {MOST_BYTES // 2**20} MB")
+            raise HTTPException(413, TOO_LARGE)
         return message
 
     return limited

@@ -4,9 +4,9 @@ import logging
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,6 @@ import torch
 from recollect.classifier import Classifier
 from recollect.composition import Composition
 from recollect.config import Recipe
-from recollect.data.images import Split
 from recollect.errors import RecollectError
 from recollect.studio.shelf import Choice, Missing, Shelf
 from recollect.training import Cancelled
@@ -25,8 +24,8 @@ MOST_KEPT = 32  # finished ones; the oldest is forgotten first
 MOST_SECONDS = 600.0  # of one training
 MOST_TESTED = 2000  # test images, so that testing takes seconds too
 
+# Seconds on a CPU, where the recipe of a memory for a larger network takes minutes.
 SMALL = {"network": "convnet:width=32", "batch": 64, "epochs": 20}
-"""Seconds on a CPU, where the recipe of a memory for a larger network takes minutes."""
 
 State = Literal["waiting", "training", "testing", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
@@ -41,10 +40,8 @@ class Order:
     """What to train."""
 
     choices: tuple[Choice, ...]
-    is_small: bool = False
-    """a small network, and not the first memory's own"""
-    epochs: int | None = None
-    """None: as many as is usual for the network"""
+    is_small: bool = False  # a small network, and not the first memory's own
+    epochs: int | None = None  # None: as many as is usual for the network
     seed: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -68,24 +65,18 @@ class Job:
 
     order: Order
     client: str
+    # nobody can guess it: whoever has it may look, cancel and use the result
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    """which nobody can guess: whoever has it may look, cancel and use the result"""
     state: State = "waiting"
-    epochs: int = 0
-    """how many there will be"""
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    """(epoch, loss), of some 100 epochs"""
+    epochs: int = 0  # how many there will be
+    losses: list[tuple[int, float]] = field(default_factory=list)  # (epoch, loss), of some 100 epochs
     error: str = ""
     class_names: tuple[str, ...] = ()
-    images: int = 0
-    """that it is trained on"""
-    notice: str = ""
-    """what had to be done to bring the memories together"""
-    whitening: str = ""
-    """the file that the classifier needs beside it, if any"""
+    images: int = 0  # that it is trained on
+    notice: str = ""  # what had to be done to bring the memories together
+    whitening: str = ""  # the file that the classifier needs beside it, if any
     classifier: Classifier | None = None
-    test: dict[str, Any] | None = None
-    """accuracy and confusion matrix, or why there are none"""
+    test: dict[str, Any] | None = None  # accuracy and confusion matrix, or why there are none
     seconds: float = 0.0
 
     @property
@@ -95,29 +86,19 @@ class Job:
     def to_json(self, known: int = 0) -> dict[str, Any]:
         """For the page; of the losses only those after the first `known`."""
         state, losses = self.state, list(self.losses)  # the worker may go on meanwhile: the state comes first
-        return {
-            "id": self.id,
+        result = self.classifier if state == "done" else None
+        same = ("id", "epochs", "error", "class_names", "images", "notice", "whitening")
+        return {name: getattr(self, name) for name in same} | {
             "state": state,
             "epoch": losses[-1][0] if losses else 0,
-            "epochs": self.epochs,
             "losses_from": known,
             "losses": losses[known:],
-            "error": self.error,
-            "class_names": list(self.class_names),
-            "images": self.images,
-            "notice": self.notice,
-            "whitening": self.whitening,
             "seconds": round(self.seconds, 2),
             "test": self.test if state == "done" else None,
             "order": self.order.to_json(),
-            "draw": _draw(self.classifier) if state == "done" and self.classifier else None,
+            # what a drawing should be like: how many pixels high, and light on dark or dark on light
+            "draw": result and {"side": max(result.image_shape[1:]), "dark": fmean(result.preprocess.mean) < 0.5},
         }
-
-
-def _draw(classifier: Classifier) -> dict[str, Any]:
-    """What a drawing should be like to look like the images: how many pixels high, and light on dark or dark on light."""
-    mean = classifier.preprocess.mean
-    return {"side": max(classifier.image_shape[1:]), "dark": sum(mean) / len(mean) < 0.5}
 
 
 class Jobs:
@@ -125,7 +106,7 @@ class Jobs:
 
     def __init__(self, shelf: Shelf):
         self.shelf = shelf
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()  # guards them
         self._worker = ThreadPoolExecutor(1, "trainings")
 
@@ -138,16 +119,13 @@ class Jobs:
             if len(unfinished) > MOST_WAITING:
                 raise Busy("the queue is full: try again in a minute")
             job = Job(order, client)
+            finished = [job for job in self._jobs.values() if job.is_finished]
+            finished.sort(key=lambda job: job.state == "done")  # those without a result are forgotten before the others
+            for old in finished[: max(0, len(finished) - MOST_KEPT)]:
+                del self._jobs[old.id]
             self._jobs[job.id] = job
-            self._forget()
             self._worker.submit(self._run, job)
         return job
-
-    def _forget(self) -> None:
-        """The oldest of too many, and those without a result before the others."""
-        finished = sorted((job for job in self._jobs.values() if job.is_finished), key=lambda job: job.state == "done")
-        for old in finished[: max(0, len(finished) - MOST_KEPT)]:
-            del self._jobs[old.id]
 
     def __getitem__(self, name: str) -> Job:
         job = self._jobs.get(name)
@@ -179,9 +157,7 @@ class Jobs:
         try:
             self._train(job, began)
             self._move(job, "done")
-        except Cancelled:
-            self._move(job, "cancelled")
-        except RecollectError as error:
+        except (Cancelled, RecollectError) as error:  # of a cancelled one nothing changes
             self._move(job, "failed", str(error))
         except Exception as error:
             logging.getLogger(__name__).exception("a training failed")
@@ -198,10 +174,10 @@ class Jobs:
     def _train(self, job: Job, began: float) -> None:
         composition = self.shelf.compose(job.order.choices)
         recipe = job.order.recipe(composition)
-        job.class_names, job.notice, job.images = composition.class_names, composition.notice, len(composition.labels)
-        job.epochs = recipe.epochs
-        zca = composition.preprocess.zca
-        job.whitening = zca.file_name if zca else ""
+        job.class_names, job.notice = composition.class_names, composition.notice
+        job.images, job.epochs = len(composition.labels), recipe.epochs
+        if zca := composition.preprocess.zca:
+            job.whitening = zca.file_name
         self._move(job, "training")
 
         def progress(line: dict[str, Any]) -> None:
@@ -220,22 +196,15 @@ class Jobs:
 
 
 def _tested(classifier: Classifier, shelf: Shelf) -> dict[str, Any]:
-    """Accuracy and confusion matrix; where the datasets lack a class, in words why there are none."""
+    """Accuracy and confusion matrix, on the same images each time; where the datasets lack a class, in words why not."""
     try:
         split = classifier.split(*shelf.data)
     except RecollectError as error:
         return {"error": str(error)}
-    total = len(split)
-    chosen = _some(split)
-    counts = classifier.confusion(chosen)
-    accuracy = 100 * float(counts.trace()) / len(chosen)
-    return {"accuracy": accuracy, "confusion": counts.tolist(), "images": len(chosen), "of": total}
-
-
-def _some(split: Split) -> Split:
-    """At most so many images, the same ones each time."""
-    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))
-    return split[order[:MOST_TESTED]]
+    order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:MOST_TESTED]
+    counts = classifier.confusion(split[order])
+    accuracy = 100 * float(counts.trace()) / len(order)
+    return {"accuracy": accuracy, "confusion": counts.tolist(), "images": len(order), "of": len(split)}
 
 
 def python_lines(shelf: Shelf, order: Order) -> str:

@@ -7,7 +7,7 @@ undo(sum_k v_k up(B_k)) = sum_k v_k L(B_k) + undo(0). The L(B_k) are made here o
 import io
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -48,10 +48,6 @@ class Entry:
     path: Path
     memory: Memory
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def is_asked_with_labels(self) -> bool:
-        return isinstance(self.memory.asked, Labels)
 
     def preprocess(self) -> Preprocess:
         """Read once: a whitening matrix has 38 MB."""
@@ -101,14 +97,14 @@ class Entry:
         return png(to_pixels(image))
 
     def to_json(self) -> dict[str, Any]:
-        memory, header = self.memory, self.memory.header
-        recipe = memory_recipe(memory)
+        memory, header, recipe = self.memory, self.memory.header, memory_recipe(self.memory)
+        has_classes = isinstance(memory.asked, Labels)
         return {
             "id": self.number,
             "name": memory.name,
             "dataset": header.dataset,
-            "classes": list(memory.class_names) if self.is_asked_with_labels else [],
-            "asked_with": "labels" if self.is_asked_with_labels else "pictures",
+            "classes": list(memory.class_names) if has_classes else [],
+            "asked_with": "labels" if has_classes else "pictures",
             "image_shape": list(memory.image_shape),
             "bases": len(memory.bases),
             "matrices": len(memory.addressing),
@@ -135,8 +131,7 @@ class Shelf:
     """All the memories, and the datasets to test classifiers on."""
 
     entries: list[Entry]
-    problems: list[str]
-    """files of the project's own that cannot be read, in words"""
+    problems: list[str]  # files of the project's own that cannot be read, in words
     data: list[Images]
 
     def __getitem__(self, number: int) -> Entry:
@@ -146,18 +141,14 @@ class Shelf:
 
     def parts(self, choices: Sequence[Choice]) -> list[tuple[Entry, Classes]]:
         """Classes in the order they were picked, those of one memory together where they follow each other."""
-        found = []
-        for number, group in groupby(choices, key=lambda choice: choice[0]):
-            entry = self[number]
-            found.append((entry, entry.memory[[entry.label(label) for _, label in group]]))
-        return found
+        groups = ((self[number], group) for number, group in groupby(choices, key=lambda choice: choice[0]))
+        return [(entry, entry.memory[[entry.label(label) for _, label in group]]) for entry, group in groups]
 
     def compose(self, choices: Sequence[Choice]) -> Composition:
         """The training set of some classes, unless it is too large for a server that others use too."""
         parts = self.parts(choices)
-        images = max((len(entry.memory.addressing) for entry, _ in parts), default=0) * len(choices)
-        numbers = images * max((math.prod(entry.memory.image_shape) for entry, _ in parts), default=0)
-        if numbers > MOST_NUMBERS:
+        images = max(len(entry.memory.addressing) for entry, _ in parts) * len(choices)
+        if images * max(math.prod(entry.memory.image_shape) for entry, _ in parts) > MOST_NUMBERS:
             raise RecollectError(f"{images:,} images are too many to recall at once here: pick fewer classes")
         for entry, _ in parts:
             entry.preprocess()
@@ -176,28 +167,27 @@ class Shelf:
         return buffer.getvalue()
 
 
-def stock(paths: Iterable[Path], data: Sequence[Images] = ()) -> Shelf:
+def stock(paths: Sequence[Path], data: Sequence[Images] = ()) -> Shelf:
     """Load the memories that were given, and the project's own; of the latter a damaged one is told, and left out.
 
     Where no datasets are given, memories of the digits are tested on these, which come with the library.
     """
-    found = {path.resolve(): (path, _loaded(path)) for path in paths}
+    found: dict[Path, Entry] = {}
     problems = []
-    for path in sorted(OWN.glob("*.safetensors")):
-        if path.resolve() not in found and not path.name.startswith("zca-"):
-            try:
-                found[path.resolve()] = (path, _loaded(path))
-            except RecollectError as error:
-                problems.append(str(error))
-    entries = [Entry(number, path, memory) for number, (path, memory) in enumerate(found.values())]
+    for path in (*paths, *sorted(OWN.glob("*.safetensors"))):
+        if path.resolve() in found or (path.name.startswith("zca-") and path not in paths):
+            continue
+        try:
+            memory = Memory.load(path)
+            memory_recipe(memory)  # which the page shows: one that makes no sense is told now
+            found[path.resolve()] = Entry(len(found), path, memory)
+        except RecollectError as error:
+            if path in paths:
+                raise
+            problems.append(str(error))
+    entries = list(found.values())
     at_hand = [load("digits")] if any(entry.memory.header.dataset == "digits" for entry in entries) else []
     return Shelf(entries, problems, list(data) or at_hand)
-
-
-def _loaded(path: Path) -> Memory:
-    memory = Memory.load(path)
-    memory_recipe(memory)  # which the page shows: one that makes no sense is told now
-    return memory
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from recollect.errors import RecollectError
 
 MOST_BYTES = 8 * 2**20  # of any body
 MOST_PIXELS = 2**24  # of a picture, which a few bytes can claim to have
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 def picture(data: bytes) -> Image.Image:
@@ -17,11 +16,10 @@ def picture(data: bytes) -> Image.Image:
     remedy = "give a PNG, JPEG, WebP, GIF or BMP file"
     with parsing("the picture cannot be read", remedy):
         try:
-            opened = Image.open(io.BytesIO(data), formats=FORMATS)
+            opened = Image.open(io.BytesIO(data), formats=("PNG", "JPEG", "WEBP", "GIF", "BMP"))
         except UnidentifiedImageError:
             raise RecollectError(f"this is not a picture: {remedy}") from None
         if opened.width * opened.height > MOST_PIXELS:
-            size = f"{opened.width}x{opened.height}"
-            raise RecollectError(f"the picture is {size}: give one of at most {MOST_PIXELS:,} pixels")
+            raise RecollectError(f"the picture is {opened.width}x{opened.height}: give one of at most {MOST_PIXELS:,} pixels")
         opened.load()
         return ImageOps.exif_transpose(opened)
