@@ -38,6 +38,7 @@ training: fresh networks on a recall
 runs: a run's folder
 jobs: independent jobs, run anywhere
 decisions: every default decided for a dataset
+minutes: what fits into them
 distillation: Algorithm 1
 evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels

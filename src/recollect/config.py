@@ -55,6 +55,9 @@ class Limits:
     """the budget: as many floats as this many images of each class"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """precision of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
+    minutes: float | None = None
+    """how long to distil: chooses objective, network, unroll and outer_steps for this device by a few timed steps; what is given
+    beside it stays, but for outer_steps. Default: on a CPU 10 where nothing else is given; else none, and outer_steps count"""
     outer_steps: int = 1000
     """how often the memory is updated"""
     classes_per_step: int | None = None
@@ -319,7 +322,7 @@ LEAST = {
     "all_epochs": 1, "ewc_strength": 0, "kept_downsample": 1,
 }  # fmt: skip
 """of every setting that is counted or may be 0"""
-RATES = ("inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
+RATES = ("minutes", "inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
 DECAYS = ("inner_momentum", "outer_momentum", "ema")
 
 

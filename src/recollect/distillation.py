@@ -15,16 +15,17 @@ from torch import Tensor
 
 import recollect
 from recollect import outer, queries, starts
-from recollect.config import DistillConfig, Recipe, changed, to_json
+from recollect.config import DistillConfig, Recipe, changed, preset, to_json
 from recollect.data import augment
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, budget, query_of, resolve, start_memory, training_split
-from recollect.devices import device_name
+from recollect.devices import device_name, find_device
 from recollect.errors import RecollectError
 from recollect.files import sha256
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
+from recollect.minutes import CHOSEN, MINUTES, afford
 from recollect.nets import Constructor, Network, threads_for
 from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
 from recollect.objectives.unrolled import Unrolled
@@ -289,7 +290,7 @@ def distill(
 
     Arguments:
         images: what `recollect.load` gives. Only its training split is looked at.
-        config: every choice; None is the preset `fast`.
+        config: every choice; None is the preset `fast`, on a CPU for 10 minutes.
         network: a function (image shape, classes) -> nn.Module, instead of the config's named network.
         objective: a function (network, inner loop, device, compute, compile) -> Objective, instead of a named one.
         query: a function (config, image shape, classes) -> Query, instead of a named kind.
@@ -300,45 +301,62 @@ def distill(
         progress: called with the numbers of each outer step.
         say: called with lines for a person, such as the memory that the run will need.
     """
-    config = resolve(config or DistillConfig(), images, query)
+    began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
+    config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)
     given = {"network": network, "objective": objective, "query": query}
     own = {n: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for n, v in given.items() if v is not None}
-    ways = query_of(config, images, query).ways
-    net = Network(network or config.inner.network, images.shape, ways or images.classes)
-    config, folder, saved = changed(config, **own), None, None
-    split = training_split(images, config)
+    ways = query_of(config, images, query).ways or images.classes
+    split, saved = training_split(images, config), None
+    folder = None if run is None else Run.open(run, "distill") if resume else Run(run)
     fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
-    if run is not None and resume:
-        folder = Run.open(run, "distill")
+    if folder and resume:
+        config = changed(_as_begun(config, folder), **own)
         saved = _resumable(folder, config, fingerprint)
         if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
             return Memory.load(folder.memory_path)
-    elif run is not None:
-        folder = Run.create(run, "distill", {"data": data or {}, "distill": to_json(config)})
+    elif folder:
+        folder.refuse_if_used()
     if folder and saved:
         preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-    preprocess = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
-    distiller = Distiller(images, config, preprocess, net, objective, query)
+    prepared = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+
+    def make(config: DistillConfig) -> Distiller:
+        net = Network(network or config.inner.network, images.shape, ways)
+        return Distiller(images, config, prepared, net, objective, query)
+
+    if config.budget.minutes is not None and not (folder and resume):
+        config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
+    config = changed(config, **own)
+    if folder and not resume:
+        folder = Run.create(folder.folder, "distill", {"data": data or {}, "distill": to_json(config)})
+    distiller = make(config)
     state = distiller.begin()
     _tell(distiller, say)
     if saved:
         state.load(saved["state"])
         distiller.objective.load(saved["state"].get("objective", {}))
-    if folder:
-        return _into(folder, distiller, state, fingerprint, progress or _ignore)
-    with distiller.threads():
-        trouble = _loop(distiller, state, progress or _ignore, lambda: None, [])
-    if trouble:
-        raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
-    return distiller.memory(state)
+    return _perform(folder, distiller, state, fingerprint, _of(config, progress))
 
 
-def _ignore(_: dict[str, Any]) -> None:
-    pass
+def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:
+    """With what was chosen for its minutes, where it has any."""
+    begun = folder.settings["distill"] if config.budget.minutes is not None else {}
+    return changed(config, **{name: begun[name] for name in CHOSEN if name in begun})
 
 
-def _into(folder: Run, distiller: Distiller, state: State, fingerprint: str, progress: Progress) -> Memory:
-    """A run in its folder, from this state on."""
+def _of(config: DistillConfig, progress: Progress | None) -> Progress:
+    """Told of how many steps there will be."""
+    return lambda line: progress(line | {"of": config.budget.outer_steps}) if progress else None
+
+
+def _perform(folder: Run | None, distiller: Distiller, state: State, fingerprint: str, progress: Progress) -> Memory:
+    """All outer steps from this state on, kept in a folder, if there is one."""
+    if not folder:
+        with distiller.threads():
+            trouble = _loop(distiller, state, progress, lambda: None, [])
+        if trouble:
+            raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
+        return distiller.memory(state)
     config, preprocess = distiller.config, distiller.stated
     if not state.step:
         preprocess.save_sidecar(folder.folder)

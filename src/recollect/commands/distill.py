@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, arg
 
 from recollect.commands.inputs import Data, how, spec
-from recollect.config import DistillConfig
+from recollect.config import DistillConfig, changed
 from recollect.show import terminal
 
 
@@ -30,11 +30,16 @@ class Distill:
 
     def perform(self) -> int:
         from recollect.data import load
+        from recollect.devices import find_device
+        from recollect.minutes import MINUTES
 
         data = spec(self.images)
         images = load(**how(data))
         folder = self.out or Path("runs") / f"{images.name}-{self.config.budget.images_per_class}"
-        return run_distillation(images, self.config, folder, data, self.quiet, tensorboard=self.tensorboard)
+        config = self.config
+        if config == DistillConfig() and find_device("auto") == "cpu":
+            config = changed(config, minutes=MINUTES)
+        return run_distillation(images, config, folder, data, self.quiet, tensorboard=self.tensorboard)
 
 
 def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:

@@ -41,7 +41,9 @@ def _in_bar(progress: Progress, name: str, total: int, done: int) -> Callable[[d
     def update(line: dict[str, Any]) -> None:
         if line["step"] <= progress.tasks[0].completed:  # the next run of a selection
             progress.reset(task)
-        progress.update(task, completed=line["step"], loss=_loss(line), speed=f"{line['seconds']:.2f} s/step")
+        progress.update(
+            task, completed=line["step"], total=line.get("of", total), loss=_loss(line), speed=f"{line['seconds']:.2f} s/step"
+        )
 
     return update
 
@@ -50,8 +52,8 @@ def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
     began, last, first, previous = 0.0, 0.0, 0, math.inf
 
     def line(values: dict[str, Any]) -> None:
-        nonlocal began, first, last, previous
-        step, now = values["step"], time.monotonic()
+        nonlocal began, first, last, previous, total
+        step, now, total = values["step"], time.monotonic(), values.get("of", total)
         if step <= previous:  # the first step, of this run or the next of a selection
             began, first = now - values["seconds"], step
         previous = step

@@ -1,0 +1,128 @@
+"""The dial called minutes: what is chosen by a clock of our own, what stays as it was asked for, resume, bad input."""
+
+import os
+import signal
+
+import pytest
+from test_distillation import CONFIG, toy
+
+from recollect import DistillConfig, RecollectError, distill, minutes, preset
+from recollect.config import changed
+from recollect.decisions import resolve
+from recollect.minutes import RECIPES, afford
+from recollect.runs import Run, Stopped
+
+
+class Clock:
+    """Seconds pass with outer steps alone."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(minutes.time, "perf_counter", lambda: self.now)
+
+    def steps(self, seconds):
+        """What is timed: an outer step of a config takes seconds(config)."""
+
+        class Steps:
+            def __init__(self, clock, config):
+                self.clock, self.config = clock, config
+
+            def begin(self):
+                return None
+
+            def step(self, state):
+                self.clock.now += seconds(self.config)
+
+        return lambda config: Steps(self, config)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def config() -> DistillConfig:
+    return changed(DistillConfig(), device="cpu")
+
+
+def by_width(config: DistillConfig) -> float:
+    if config.outer.objective == "regression":
+        return 0.1
+    return {"convnet": 4.0, "convnet:width=64": 2.0, "convnet:width=32": 1.0}[config.inner.network]
+
+
+def test_the_widest_network_of_which_enough_steps_fit(clock, config):
+    lines = []
+    long = afford(config, 10_000, clock.steps(by_width), lines.append)
+    assert long.inner.network == "convnet"
+    assert 2000 < long.budget.outer_steps * 4.0 / 4 < 2500
+    assert len(lines) == 3
+    assert afford(config, 2_500, clock.steps(by_width), lines.append).inner.network == "convnet:width=64"
+    middle = afford(config, 600, clock.steps(by_width), lines.append)
+    assert (middle.inner.network, middle.outer.objective, middle.inner.steps) == ("convnet:width=32", "unrolled", 40)
+    assert "too few steps fit of convnet (unrolled, 4 s a step), convnet:width=64" in lines[-1]
+    short = afford(config, 60, clock.steps(by_width), lines.append)
+    assert (short.outer.objective, short.budget.real_per_class) == ("regression", 50)
+
+
+@pytest.mark.parametrize("seconds", [120, 600, 3000])
+def test_ends_on_time(clock, config, seconds):
+    found = afford(config, seconds, clock.steps(by_width), lambda line: None)
+    total = clock.now + found.budget.outer_steps * by_width(found)
+    assert 0.9 * seconds < total <= seconds
+
+
+def test_what_is_asked_for_by_name_stays(clock, config):
+    asked = changed(config, network="convnet:width=64", inner_steps=20, window=20, init="unit")
+    found = afford(asked, 6000, clock.steps(by_width), lambda line: None)
+    assert (found.inner.network, found.inner.steps, found.memory.init) == ("convnet:width=64", 20, "unit")
+    assert afford(changed(config, inner_steps=20), 6000, clock.steps(by_width), print).inner.window == 20
+    pictures = changed(config, query="images")
+    assert afford(pictures, 6000, clock.steps(by_width), lambda line: None).memory.init == "kaiming"
+
+
+def test_a_gpu_has_the_preset(clock):
+    cuda = changed(DistillConfig(), device="cuda:1")
+    found = afford(cuda, 100, clock.steps(lambda config: 0.5), lambda line: None)
+    assert changed(found, outer_steps=cuda.budget.outer_steps) == cuda
+    assert 180 < found.budget.outer_steps < 200
+
+
+def test_too_few_minutes(clock, config):
+    with pytest.raises(RecollectError, match=r"minutes is 0\.1, too few for one outer step here: give [\d.]+ or more"):
+        afford(config, 6, clock.steps(lambda config: 3.0), lambda line: None)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_no_minutes_at_all(value):
+    with pytest.raises(RecollectError, match="minutes is"):
+        resolve(preset("fast", minutes=value), toy())
+
+
+def test_recipes_are_settings():
+    for recipes in RECIPES.values():
+        for recipe, enough in recipes:
+            changed(DistillConfig(), **recipe)
+            assert enough >= 1
+
+
+def test_what_was_chosen_is_in_the_run_and_resumes_bit_for_bit(tmp_path, monkeypatch):
+    config = changed(CONFIG, minutes=1.0, outer_steps=7)
+    monkeypatch.setattr(minutes, "_seconds", lambda distiller: 10.0)
+    whole = distill(toy(), config, run=tmp_path / "whole")
+    chosen = Run(tmp_path / "whole").settings["distill"]
+    assert (chosen["minutes"], chosen["outer_steps"]) == (1.0, 5)
+    assert whole.header.made["steps"] == 5
+
+    def stop(line):
+        assert line["of"] == 5
+        if line["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        distill(toy(), config, run=tmp_path / "parts", progress=stop)
+    monkeypatch.setattr(minutes, "_seconds", lambda distiller: 1.0)  # it would choose otherwise now
+    distill(toy(), config, run=tmp_path / "parts", resume=True)
+    memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
+    assert memories[0] == memories[1]
