@@ -13,7 +13,7 @@ What is finished is never computed again, and everything is written atomically: 
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,7 +197,7 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
     def done(task: int) -> None:
         tell(f"{what}, task {task + 1} of {stream.tasks}", each)
 
-    matrix = accuracy_matrix(name, _after_tasks(setting, stream, name), stream, done)
+    matrix = accuracy_matrix(name, taught(_learner(setting, stream, name), stream), stream, done)
     found = {"learner": name, "seed": seed, "told_the_task": is_told(name, setting.config), "on": setting.config.stream.on}
     found |= {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
     if name == "compress":
@@ -207,15 +207,12 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
     write_json(setting.result(seed, name), found | {"device": setting.device, "environment": environment()})
 
 
-def _after_tasks(setting: Setting, stream: Stream, name: str) -> Iterator[Learner]:
-    """The learner as it is after each task. That of memories needs no stream: they are there."""
+def _learner(setting: Setting, stream: Stream, name: str) -> Learner:
+    """With the memories that have been distilled, where it needs them."""
     if name not in OURS:
-        yield from taught(make(name, stream, setting.config, setting.device), stream)
-        return
+        return make(name, stream, setting.config, setting.device)
     memories = [Memory.load(setting.memory(stream.seed, task)) for task in range(stream.tasks)]
-    whole = Compress(stream, setting.config, setting.device, memories)
-    for task in range(stream.tasks):  # told the task, it is the same with those of later ones
-        yield whole if name == "compress" else Compress(stream, setting.config, setting.device, memories[: task + 1])
+    return Compress(stream, setting.config, setting.device, memories, seen=0)
 
 
 def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell: Tell) -> None:
