@@ -30,8 +30,6 @@ from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Labels
 from recollect.seeds import Purpose, seeded
 
-# --- sizes -------------------------------------------------------------------------------------------------------------
-
 
 def task_budget(stream: Stream, config: ContinualConfig, task: int) -> Budget:
     """A task's share of the buffer."""
@@ -42,18 +40,14 @@ def task_budget(stream: Stream, config: ContinualConfig, task: int) -> Budget:
     return Budget(per_class, classes, stream.shape, config.memory.downsample, share=share, called=called)
 
 
-def memory_floats(stream: Stream, config: ContinualConfig, task: int) -> int:
-    """Of a task's memory; refuses a buffer that cannot serve it."""
-    budget = task_budget(stream, config, task)
-    bases, matrices = budget.sizes(config.memory)
-    return bases * budget.base_numbers + (matrices * budget.classes * bases if config.memory.addressing == "learned" else 0)
-
-
 def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
-    """The buffer as it is when a task begins: with the memories of those before it."""
+    """The buffer as it is when a task begins: with the memories of those before it. Refuses one that cannot serve them."""
     buffer = Buffer(config.buffer.images, stream.shape, stream.tasks, config.buffer.kept_downsample)
     for earlier in range(task):
-        buffer.store(memory_floats(stream, config, earlier))
+        budget = task_budget(stream, config, earlier)
+        bases, matrices = budget.sizes(config.memory)
+        addressing = matrices * budget.classes * bases if config.memory.addressing == "learned" else 0
+        buffer.store(bases * budget.base_numbers + addressing)
     return buffer
 
 
@@ -64,9 +58,6 @@ def recall_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recip
     steps = config.buffer.test_steps or inner.steps
     epochs = -(-steps // -(-recalled // batch))
     return Recipe(inner.network, epochs, batch, inner.lr, inner.momentum, inner.augment)
-
-
-# --- the distillation --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)
@@ -137,7 +128,7 @@ class Compressor:
         settled = not steps and self.seen >= self.waits  # nothing is left to learn from samples
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
             if settled:
-                reservoir.clear()
+                reservoir.seen = 0
             else:
                 reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
             buffer.note(batch.task, self.seen, len(reservoir))
@@ -155,7 +146,7 @@ class Compressor:
         for state, batch, reservoir in zip(self.states, batches, self.reservoirs, strict=True):
             draws = seeded(self.stream.seed, Purpose.TASK_START, batch.task)
             pixels, labels = self._samples(batch, reservoir, len(reservoir), draws)
-            images = self.stream.preprocess(pixels).cpu()
+            images = self.stream.prepare(pixels).cpu()
             starts.begin_as_samples(state.bases, state.addressing, images, labels)
             outer.forget(state)
 
@@ -187,7 +178,7 @@ class Compressor:
         replaying = seeded(seed, Purpose.REPLAY, batch.task, self.step)
         pixels, truth = self._samples(batch, reservoir, config.buffer.replay, replaying)
         places = torch.arange(config.stream.batch + config.buffer.replay) % len(truth)
-        images = self.stream.preprocess(pixels[places.to(self.device)])
+        images = self.stream.prepare(pixels[places.to(self.device)])
         shared = augment.draw_shared(self.augmentation, replaying) if config.inner.augment_scope == "outer" else {}
         network = partial(seeded, seed, Purpose.INNER, batch.task, self.step)
         chance = Chance(network, seeded(seed, Purpose.LENGTH, self.step), shared)

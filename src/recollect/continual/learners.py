@@ -107,7 +107,7 @@ def _logits(network: Network, params: Params, images: Tensor, stream: Stream, de
     """[N, classes], a few thousand images at a time."""
     parts = images.split(MOST_JUDGED)
     with torch.no_grad():
-        return torch.cat([network.logits(params, stream.preprocess(part.to(device))) for part in parts])
+        return torch.cat([network.logits(params, stream.prepare(part.to(device))) for part in parts])
 
 
 class _TaskNetworks:
@@ -237,7 +237,7 @@ class GDumb:
         self.place.end_task()
         kept, inner = self._store.all(), self.config.inner
         recipe = Recipe(inner.network, self._epochs, baselines.data_batch, baselines.data_lr, inner.momentum)
-        part = self.stream.preprocess(kept.images), local_labels(self.stream)[task, kept.labels]
+        part = self.stream.prepare(kept.images), local_labels(self.stream)[task, kept.labels]
         self._networks.train({task: part}, recipe)
         self._store, self._epochs = self._begin()
 
@@ -296,7 +296,7 @@ class Online:
 
     def _prepared(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         images, labels, tasks = (part.to(self.device) for part in batch)
-        return self.stream.preprocess(images), labels, self.masks[tasks]
+        return self.stream.prepare(images), labels, self.masks[tasks]
 
     def _generator(self) -> torch.Generator:
         return seeded(self.stream.seed, Purpose.DRAW, self.steps)

@@ -147,9 +147,6 @@ def _begin(run: Run, config: ContinualConfig, others: dict[str, Any], settings: 
         Run.create(run.folder, "continual", settings)
 
 
-# --- jobs --------------------------------------------------------------------------------------------------------------
-
-
 def _jobs(setting: Setting, seeds: int, learners: Sequence[str], together: int) -> tuple[list[Job], list[Job]]:
     """What is not finished yet: first memories and baselines, then what needs the memories."""
     first: list[Job] = []
@@ -241,9 +238,6 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
         write_json(setting.account(seed, task), told)
         memory.save(setting.memory(seed, task))
     checkpoint.unlink(missing_ok=True)
-
-
-# --- results -----------------------------------------------------------------------------------------------------------
 
 
 def _finished(setting: Setting) -> list[Result]:

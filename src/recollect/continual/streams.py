@@ -88,7 +88,10 @@ class Stream:
         self.task_classes = self._task_classes(groups)
         """for each task the labels that it has"""
         self.tasks = len(self.task_classes)
-        self.angles = _angles(self.tasks, seed) if config.stream.kind == "rotations" else None
+        draws = torch.rand(self.tasks, dtype=torch.float64, generator=seeded(seed, Purpose.ANGLES))
+        angles = ((torch.arange(self.tasks) + draws) * 180.0 / self.tasks).tolist()
+        self.angles: list[float] | None = angles if config.stream.kind == "rotations" else None
+        """one for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks"""
         self._gathers = self._find_gathers()
         self._taken: set[int] = set()
         for number in range(self.tasks):
@@ -103,6 +106,10 @@ class Stream:
     def masks(self) -> Tensor:
         """bool [tasks, classes]: which labels each task has."""
         return torch.stack([torch.isin(torch.arange(self.classes), torch.tensor(labels)) for labels in self.task_classes])
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """As a network sees them."""
+        return self.preprocess(images)
 
     def batches(self, number: int) -> int:
         """Batches of a task."""
@@ -194,9 +201,8 @@ class Stream:
             raise RecollectError(f"{task} has no samples: {'give per_task 1 or more' if there else 'leave its classes out'}")
         if (wanted or 0) > there:
             more = "" if self.config.stream.use_validation else ", or add the validation split (--use-validation)"
-            raise RecollectError(
-                f"per_task is {wanted:,}, but {task} has {there:,} training images: give at most {there:,}{more}"
-            )
+            has = f"{task} has {there:,} training images: give at most {there:,}{more}"
+            raise RecollectError(f"per_task is {wanted:,}, but {has}")
         if len(_of(self._judged.labels, self.task_classes[number])) == 0:
             raise RecollectError(f"{task} has no {self.config.stream.on} images: leave its classes out")
 
@@ -221,12 +227,6 @@ def rotation(angle: float, side: int) -> Tensor:
 
 def _fixed(value: float) -> int:
     return math.floor(value * 65536 + 0.5)
-
-
-def _angles(tasks: int, seed: int) -> list[float]:
-    """One for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks."""
-    drawn = torch.rand(tasks, dtype=torch.float64, generator=seeded(seed, Purpose.ANGLES))
-    return ((torch.arange(tasks) + drawn) * 180.0 / tasks).tolist()
 
 
 def as_pixels(channels: int) -> Preprocess:
