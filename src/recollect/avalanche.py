@@ -6,12 +6,12 @@ prepared for a network, and are not prepared again.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, StackDataset
 
 from recollect.continual.config import ContinualConfig, check
 from recollect.continual.learners import Compress
@@ -27,6 +27,7 @@ try:
     from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskLabels, concat_datasets
     from avalanche.benchmarks.utils.classification_dataset import ClassificationDataset
     from avalanche.benchmarks.utils.data_attribute import has_task_labels
+    from avalanche.benchmarks.utils.transform_groups import TransformGroups
     from avalanche.evaluation.metrics import StreamBWT
     from avalanche.models import MultiTaskModule
     from avalanche.training.storage_policy import ExemplarsBuffer
@@ -48,29 +49,19 @@ def benchmark(stream: Stream) -> CLScenario:
     for task in range(stream.tasks):
         seen, judged = [torch.cat(parts) for parts in zip(*stream.task(task), strict=True)], stream.test(task)
         for found, images, labels in ((train, *seen[:2]), (test, judged.images.cpu(), judged.labels)):
-            found.append(_dataset(_Shown(images, labels.tolist(), stream.preprocess), labels.tolist(), task))
+            found.append(_dataset(images, labels.tolist(), task, stream.preprocess))
     return cast(CLScenario, with_classes_timeline(with_task_labels(benchmark_from_datasets(train=train, test=test))))
 
 
-class _Shown(Dataset):
-    """Images and labels, each image prepared when it is asked for."""
-
-    def __init__(self, images: Tensor, labels: list[int], prepare: Callable[[Tensor], Tensor]):
-        self.images, self.labels, self.prepare = images, labels, prepare
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        return self.prepare(self.images[row]), self.labels[row]
-
-
-def _dataset(samples: Any, labels: list[int], task: int | None) -> ClassificationDataset:
-    """(image, label) in Avalanche's form; with a task's label (image, label, task)."""
-    attributes = [DataAttribute(cast(Any, labels), "targets")]
+def _dataset(
+    images: Tensor, labels: Tensor | list[int], task: int | None, prepare: Preprocess | None = None
+) -> ClassificationDataset:
+    """In Avalanche's form, each image prepared when it is asked for; with a task's label a sample is (image, label, task)."""
+    attributes = [DataAttribute(cast(Any, [int(label) for label in labels]), "targets")]
     if task is not None:
         attributes.append(TaskLabels(ConstantSequence(task, len(labels))))
-    return ClassificationDataset([samples], data_attributes=attributes)
+    shown: Any = StackDataset(cast(Any, images), cast(Any, labels))
+    return ClassificationDataset([shown], data_attributes=attributes, transform_groups=TransformGroups({"train": prepare}))
 
 
 class TaskNetwork(MultiTaskModule):
@@ -290,7 +281,7 @@ class DistilledBuffer(ExemplarsBuffer):
         labels = torch.tensor(learner.stream.task_classes[number])[places]
         alike = labels if isinstance(exp.dataset[0][1], Tensor) else labels.tolist()  # they go into one batch
         task = exp.dataset.targets_task_labels[0] if has_task_labels(exp.dataset) else None
-        self._recalled.append(_dataset(list(zip(recalled, alike, strict=True)), labels.tolist(), task))
+        self._recalled.append(_dataset(recalled, alike, task))
         self.buffer = concat_datasets(self._recalled)
 
     def update(self, strategy: Any, **_: Any) -> None:

@@ -88,12 +88,9 @@ class Compressor:
         self.buffers = [account(stream, config, task) for task in tasks]
         sample = self.buffers[0].sample
         self.sketch = Sketch(stream.shape, sample, device) if config.buffer.kept_downsample > 1 else None
-        """how samples are kept, where not as they are"""
         shape = (sample,) if self.sketch else stream.shape
-        self.reservoirs = [
-            Reservoir(buffer.capacity, shape, seeded(stream.seed, Purpose.KEEP, task))
-            for task, buffer in zip(tasks, self.buffers, strict=True)
-        ]
+        draws = [seeded(stream.seed, Purpose.KEEP, task) for task in tasks]
+        self.reservoirs = [Reservoir(b.capacity, shape, drawn) for b, drawn in zip(self.buffers, draws, strict=True)]
         self.local = local_labels(stream)
         self.network, self.objective = make_objective(
             config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute, get_ident()
@@ -101,8 +98,8 @@ class Compressor:
         self.states = [self._begin(task) for task in tasks]
         self.queries = Labels(self.classes).vectors({}, torch.arange(self.classes, device=device), torch.empty(0))
         needed = -(-self.matrices * self.classes // config.stream.batch)
+        # batches that only fill the reservoirs, before memories begin as samples
         self.waits = min(needed, self.batches // 2) if config.memory.init == "samples" else 0
-        """batches that only fill the reservoirs, before memories begin as samples"""
         self.step, self.seen = 0, 0  # outer steps; batches
 
     def _begin(self, task: int) -> State:
@@ -196,32 +193,33 @@ class Compressor:
         """What has been distilled, task by task; with it the real samples are gone."""
         found = []
         for task, state, buffer in zip(self.tasks, self.states, self.buffers, strict=True):
-            bases, addressing = (tensor.cpu().clone() for tensor in state.average)
-            one_hot = self.config.memory.addressing == "one-hot"
-            header = self._header(task, state, counted(self.budget, bases, addressing, one_hot))
-            memory = Memory(bases, addressing.to(torch.uint8) if one_hot else addressing, header)
-            if not (bases.isfinite().all() and addressing.isfinite().all()):
-                raise RecollectError(f"the memory of task {task} is not finite: lower outer_lr ({self.config.outer.lr})")
-            memory.fitted = self.stream.preprocess
-            found.append(memory)
+            memory = self._memory(task, state)
             buffer.store(memory.floats)
             buffer.note(task, self.seen, 0)
+            found.append(memory)
         return found
 
-    def _header(self, task: int, state: State, budget: dict[str, Any]) -> Header:
-        stream, classes = self.stream, self.stream.task_classes[task]
+    def _memory(self, task: int, state: State) -> Memory:
+        stream, config, classes = self.stream, self.config, self.stream.task_classes[task]
+        bases, addressing = (tensor.cpu().clone() for tensor in state.average)
+        if not (bases.isfinite().all() and addressing.isfinite().all()):
+            raise RecollectError(f"the memory of task {task} is not finite: lower outer_lr ({config.outer.lr})")
+        one_hot = config.memory.addressing == "one-hot"
         drawn = {"task": task, "labels": list(classes), "angle": stream.angles[task] if stream.angles else None}
-        return Header(
-            dataset=f"task {task} of {stream.tasks} of {stream.name} ({self.config.stream.kind})",
+        header = Header(
+            dataset=f"task {task} of {stream.tasks} of {stream.name} ({config.stream.kind})",
             class_names=[stream.class_names[label] for label in classes],
             image_shape=list(stream.shape),
-            downsample=self.config.memory.downsample,
-            addressing=self.config.memory.addressing,
+            downsample=config.memory.downsample,
+            addressing=config.memory.addressing,
             preprocessing=stream.preprocess.to_json(),
-            recipe=to_json(recall_recipe(self.config, self.matrices * self.classes, self.classes)),
-            made=made(self.config, state, stream.seed, self.device) | drawn,
-            budget=budget,
+            recipe=to_json(recall_recipe(config, self.matrices * self.classes, self.classes)),
+            made=made(config, state, stream.seed, self.device) | drawn,
+            budget=counted(self.budget, bases, addressing, one_hot),
         )
+        memory = Memory(bases, addressing.to(torch.uint8) if one_hot else addressing, header)
+        memory.fitted = stream.preprocess
+        return memory
 
     def to_dict(self) -> dict[str, Any]:
         """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""

@@ -156,11 +156,9 @@ class Compress:
     ):
         account(stream, config, stream.tasks)  # refuses before anything is computed
         self.stream, self.config, self.device = stream, config, device
-        self.memories = list(memories)
-        """of the tasks so far, and those that were given"""
+        self.memories = list(memories)  # of the tasks so far, and those that were given
         self.place = _Place(len(memories) if seen is None else seen)
-        self.buffer: Buffer | None = None
-        """the account of the task that is being learnt, or was last"""
+        self.buffer: Buffer | None = None  # the account of the task that is being learnt, or was last
         self._compressor: Compressor | None = None
         self._networks = _TaskNetworks(stream, config, device)
         self._union: Params | None = None
@@ -353,8 +351,7 @@ class Ewc(Replay):
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
         self.fisher = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        self.pull = dict(self.fisher)
-        """sum over tasks of Fisher information times the weights at the task's end"""
+        self.pull = dict(self.fisher)  # sum over tasks of Fisher information times the weights at the task's end
 
     def _direction(self, batch: Batch) -> Params:
         strength = self.config.baselines.ewc_strength
