@@ -36,9 +36,6 @@ except ModuleNotFoundError as error:
     raise RecollectError(f"recollect.avalanche needs {error.name}: pip install 'recollect[avalanche]'") from None
 
 
-# --- our streams as benchmarks -----------------------------------------------------------------------------------------
-
-
 def benchmark(stream: Stream) -> CLScenario:
     """A stream as a benchmark: an experience for each task, with the task's number as its label.
 
@@ -83,9 +80,6 @@ class TaskNetwork(MultiTaskModule):
 
     def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
         return self.network(x).masked_fill(~self.masks[task_labels], -torch.inf)
-
-
-# --- any benchmark for our learner -------------------------------------------------------------------------------------
 
 
 class _Tasks(Stream):
@@ -294,9 +288,6 @@ class DistilledBuffer(ExemplarsBuffer):
                 f"a buffer of memories for {self.max_size} images cannot be made {new_size}: give buffer {new_size} from "
                 "the start"
             )
-
-
-# --- the metric --------------------------------------------------------------------------------------------------------
 
 
 class BTI(StreamBWT):

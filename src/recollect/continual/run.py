@@ -53,14 +53,14 @@ class Setting:
     def stream(self, seed: int) -> Stream:
         return Stream(self.images, self.config, seed, device=self.device)
 
+    def path(self, seed: int, name: str) -> Path:
+        return self.out / f"seed-{seed}" / name
+
     def memory(self, seed: int, task: int) -> Path:
-        return self.out / f"seed-{seed}" / "compress" / f"task-{task:02d}.safetensors"
+        return self.path(seed, f"compress/task-{task:02d}.safetensors")
 
     def account(self, seed: int, task: int) -> Path:
-        return self.memory(seed, task).with_name(f"task-{task:02d}-buffer.json")
-
-    def result(self, seed: int, learner: str) -> Path:
-        return self.out / f"seed-{seed}" / f"{learner}.json"
+        return self.path(seed, f"compress/task-{task:02d}-buffer.json")
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ def _jobs(setting: Setting, seeds: int, learners: Sequence[str], together: int) 
     first: list[Job] = []
     then: list[Job] = []
     for seed in range(seeds):
-        due = [learner for learner in learners if not setting.result(seed, learner).exists()]
+        due = [learner for learner in learners if not setting.path(seed, f"{learner}.json").exists()]
         if not due:
             continue
         stream = Stream(setting.images, setting.config, seed)
-        _record(stream, setting.result(seed, "stream"))
+        _record(stream, setting.path(seed, "stream.json"))
         if {*OURS} & {*due}:
             for tasks in _groups(setting, stream, together):
                 what = f"seed {seed}, compress, task {tasks[0] + 1}" + (f" to {tasks[-1] + 1}" if tasks[1:] else "")
@@ -201,7 +201,7 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
         spent = [read_json(setting.account(seed, task)) for task in range(stream.tasks)]
         seconds = sum(each["seconds_of_all"] / each["tasks_side_by_side"] for each in spent)  # side by side, they share it
         found["distilling_seconds"] = round(seconds, 2)
-    write_json(setting.result(seed, name), found | {"device": setting.device, "environment": environment()})
+    write_json(setting.path(seed, f"{name}.json"), found | {"device": setting.device, "environment": environment()})
 
 
 def _learner(setting: Setting, stream: Stream, name: str) -> Learner:
@@ -216,7 +216,7 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
     """The memories of some tasks, with checkpoints on the way."""
     stream = setting.stream(seed)
     compressor = Compressor(stream, setting.config, tasks, setting.device)
-    checkpoint = setting.memory(seed, 0).with_name(f"tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
+    checkpoint = setting.path(seed, f"compress/tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
     saved, before = load_checkpoint(checkpoint, "tasks"), 0.0
     if saved and tuple(saved["tasks"]) == tasks and "states" in saved:  # 0.1 had another form: these tasks begin anew
         compressor.load(saved)
@@ -243,8 +243,8 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
 def _finished(setting: Setting) -> list[Result]:
     """In the order of the table, and of the seeds."""
     seeds = sorted(int(folder.name.removeprefix("seed-")) for folder in setting.out.glob("seed-*"))
-    places = [(learner, seed, setting.result(seed, learner)) for learner in LEARNERS for seed in seeds]
-    return [_read(path, learner, seed) for learner, seed, path in places if path.exists()]
+    places = [(setting.path(seed, f"{learner}.json"), learner, seed) for learner in LEARNERS for seed in seeds]
+    return [_read(*place) for place in places if place[0].exists()]
 
 
 def _read(path: Path, learner: str, seed: int) -> Result:

@@ -4,12 +4,13 @@ A task of Rotations or Permutations is one gather of pixels, so that a task is a
 a task of a split is a few classes. Nothing here trains, and nothing is kept of a batch that has gone by.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -209,24 +210,10 @@ class Stream:
 
 def rotation(angle: float, side: int) -> Tensor:
     """[side * side]: where each pixel comes from when an image is turned counter-clockwise by `angle` degrees about its
-    centre, nearest neighbour, side * side (black) from outside.
-
-    The same as PIL's rotate to the last pixel: in 16.16 fixed point as there. In floats (affine_grid, grid_sample) a pixel in
-    some thousands falls on the other side of a border.
-    """
-    cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    centre, place = side / 2, torch.arange(side)
-    first_x = centre - cosine * centre + sine * centre + (cosine - sine) / 2  # of the middle of the first pixel
-    first_y = centre - sine * centre - cosine * centre + (sine + cosine) / 2
-    x = _fixed(first_x) + place * _fixed(cosine) + place[:, None] * _fixed(-sine)  # [row, column]
-    y = _fixed(first_y) + place * _fixed(sine) + place[:, None] * _fixed(cosine)
-    x, y = x >> 16, y >> 16
-    inside = (x >= 0) & (x < side) & (y >= 0) & (y < side)
-    return torch.where(inside, y * side + x, side * side).flatten()
-
-
-def _fixed(value: float) -> int:
-    return math.floor(value * 65536 + 0.5)
+    centre, nearest neighbour, side * side (black) from outside. PIL turns the places: in floats (affine_grid, grid_sample) a
+    pixel in some thousands falls on the other side of a border."""
+    places = np.arange(side * side, dtype=np.int32).reshape(side, side)
+    return torch.from_numpy(np.array(Image.fromarray(places).rotate(angle, fillcolor=side * side))).long().flatten()
 
 
 def as_pixels(channels: int) -> Preprocess:
