@@ -186,7 +186,7 @@ class CompressThenRecall(SupervisedTemplate):
         device: "str | torch.device" = "cpu",
         **options: Any,
     ):
-        places = {label: place for place, label in enumerate(_task_labels(benchmark))}
+        places = _places(benchmark)
         self.learner = _Learner(_Tasks(benchmark, config, seed, preprocess), config, str(device))
         self.memories: list[Memory] = self.learner.memories
         """one for each experience so far"""
@@ -218,9 +218,9 @@ class CompressThenRecall(SupervisedTemplate):
             self._after_training_iteration(**kwargs)
 
 
-def _task_labels(benchmark: CLScenario) -> list[int]:
-    """Of the training experiences; refuses a benchmark that does not tell its tasks apart."""
-    found: list[int] = []
+def _places(benchmark: CLScenario) -> dict[int, int]:
+    """Task label -> number of its training experience; refuses a benchmark that does not tell its tasks apart."""
+    places: dict[int, int] = {}
     for number, experience in enumerate(benchmark.streams["train"]):
         labels = list(getattr(experience, "task_labels", []))
         if len(labels) != 1:
@@ -229,13 +229,12 @@ def _task_labels(benchmark: CLScenario) -> list[int]:
                 f"experience {number} has {has}, and compress-then-recall is told the task at test: give each experience a "
                 "label of its own (avalanche.benchmarks.task_incremental_benchmark)"
             )
-        if labels[0] in found:
+        if places.setdefault(labels[0], number) != number:
             raise RecollectError(
-                f"experiences {found.index(labels[0])} and {number} both have task label {labels[0]}, but a task has one "
+                f"experiences {places[labels[0]]} and {number} both have task label {labels[0]}, but a task has one "
                 "memory: give each experience a label of its own (task_incremental_benchmark(..., reset_task_labels=True))"
             )
-        found += labels
-    return found
+    return places
 
 
 class DistilledBuffer(ExemplarsBuffer):

@@ -191,12 +191,10 @@ class Compressor:
 
     def memories(self) -> list[Memory]:
         """What has been distilled, task by task; with it the real samples are gone."""
-        found = []
-        for task, state, buffer in zip(self.tasks, self.states, self.buffers, strict=True):
-            memory = self._memory(task, state)
+        found = [self._memory(task, state) for task, state in zip(self.tasks, self.states, strict=True)]
+        for task, memory, buffer in zip(self.tasks, found, self.buffers, strict=True):
             buffer.store(memory.floats)
             buffer.note(task, self.seen, 0)
-            found.append(memory)
         return found
 
     def _memory(self, task: int, state: State) -> Memory:

@@ -25,7 +25,6 @@ from recollect.nets import Network, Params
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import Part, train
 
-MOST_JUDGED = 4096  # images in one pass
 PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task
 
 
@@ -105,9 +104,8 @@ class _Place:
 
 def _logits(network: Network, params: Params, images: Tensor, stream: Stream, device: str) -> Tensor:
     """[N, classes], a few thousand images at a time."""
-    parts = images.split(MOST_JUDGED)
     with torch.no_grad():
-        return torch.cat([network.logits(params, stream.prepare(part.to(device))) for part in parts])
+        return torch.cat([network.logits(params, stream.prepare(part.to(device))) for part in images.split(4096)])
 
 
 class _TaskNetworks:
@@ -143,21 +141,16 @@ class Compress:
 
     Arguments:
         memories: of the first tasks, where they have been distilled already. Batches of these tasks are let go.
-        seen: how many of these tasks it has seen. Default: all.
+        seen: whether it has seen these tasks, and can be asked about them at once.
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        config: ContinualConfig,
-        device: str = "cpu",
-        memories: Sequence[Memory] = (),
-        seen: int | None = None,
+        self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: Sequence[Memory] = (), seen: bool = True
     ):
         account(stream, config, stream.tasks)  # refuses before anything is computed
         self.stream, self.config, self.device = stream, config, device
         self.memories = list(memories)  # of the tasks so far, and those that were given
-        self.place = _Place(len(memories) if seen is None else seen)
+        self.place = _Place(len(memories) if seen else 0)
         self.buffer: Buffer | None = None  # the account of the task that is being learnt, or was last
         self._compressor: Compressor | None = None
         self._networks = _TaskNetworks(stream, config, device)

@@ -209,7 +209,7 @@ def _learner(setting: Setting, stream: Stream, name: str) -> Learner:
     if name not in OURS:
         return make(name, stream, setting.config, setting.device)
     memories = [Memory.load(setting.memory(stream.seed, task)) for task in range(stream.tasks)]
-    return Compress(stream, setting.config, setting.device, memories, seen=0)
+    return Compress(stream, setting.config, setting.device, memories, seen=False)
 
 
 def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell: Tell) -> None:
