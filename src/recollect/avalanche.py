@@ -6,17 +6,16 @@ prepared for a network, and are not prepared again.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader, StackDataset
 
 from recollect.continual.config import ContinualConfig, check
 from recollect.continual.learners import Compress
-from recollect.continual.streams import Batch, Stream
+from recollect.continual.streams import Batch, Stream, as_pixels
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.memory import Memory
@@ -28,17 +27,13 @@ try:
     from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskLabels, concat_datasets
     from avalanche.benchmarks.utils.classification_dataset import ClassificationDataset
     from avalanche.benchmarks.utils.data_attribute import has_task_labels
-    from avalanche.core import SupervisedPlugin
+    from avalanche.benchmarks.utils.transform_groups import TransformGroups
     from avalanche.evaluation.metrics import StreamBWT
     from avalanche.models import MultiTaskModule
-    from avalanche.training.plugins.evaluation import EvaluationPlugin, default_evaluator
     from avalanche.training.storage_policy import ExemplarsBuffer
     from avalanche.training.templates import SupervisedTemplate
 except ModuleNotFoundError as error:
     raise RecollectError(f"recollect.avalanche needs {error.name}: pip install 'recollect[avalanche]'") from None
-
-
-# --- our streams as benchmarks -----------------------------------------------------------------------------------------
 
 
 def benchmark(stream: Stream) -> CLScenario:
@@ -47,46 +42,29 @@ def benchmark(stream: Stream) -> CLScenario:
     The stream is used up: its batches are in `train_stream`, in their order (`strategy.train(experience, shuffle=False)` keeps
     to it), what each task is judged by in `test_stream`. Images are as a network sees them, by `stream.preprocess`.
     """
-
-    def dataset(images: Tensor, labels: Tensor, task: int) -> ClassificationDataset:
-        return _dataset(_Shown(images.cpu(), labels.tolist(), stream.preprocess), task)
-
-    train = [[torch.cat(parts) for parts in zip(*stream.task(t), strict=True)] for t in range(stream.tasks)]
-    test = [stream.test(t) for t in range(stream.tasks)]
-    scenario = benchmark_from_datasets(
-        train=[dataset(images, labels, t) for t, (images, labels, _) in enumerate(train)],
-        test=[dataset(split.images, split.labels, t) for t, split in enumerate(test)],
-    )
-    found = with_classes_timeline(with_task_labels(scenario))
-    assert isinstance(found, CLScenario)
-    return found
+    train, test = [], []
+    for task in range(stream.tasks):
+        seen, judged = [torch.cat(parts) for parts in zip(*stream.task(task), strict=True)], stream.test(task)
+        for found, images, labels in ((train, *seen[:2]), (test, judged.images.cpu(), judged.labels)):
+            found.append(_dataset(images, labels.tolist(), task, stream.preprocess))
+    return cast(CLScenario, with_classes_timeline(with_task_labels(benchmark_from_datasets(train=train, test=test))))
 
 
-class _Shown(Dataset):
-    """Images and labels, each image prepared when it is asked for."""
-
-    def __init__(self, images: Tensor, labels: Sequence[int] | Tensor, prepare: Callable[[Tensor], Tensor]):
-        self.images, self.labels, self.prepare = images, labels, prepare
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int | Tensor]:
-        return self.prepare(self.images[row]), self.labels[row]
-
-
-def _dataset(shown: _Shown, task: int | None) -> ClassificationDataset:
-    """In Avalanche's form; with a task's label each sample is (image, label, task)."""
-    attributes = [DataAttribute(cast(Any, [int(label) for label in shown.labels]), "targets")]
+def _dataset(
+    images: Tensor, labels: Tensor | list[int], task: int | None, prepare: Preprocess | None = None
+) -> ClassificationDataset:
+    """In Avalanche's form, each image prepared when it is asked for; with a task's label a sample is (image, label, task)."""
+    attributes = [DataAttribute(cast(Any, [int(label) for label in labels]), "targets")]
     if task is not None:
-        attributes.append(TaskLabels(ConstantSequence(task, len(shown))))
-    return ClassificationDataset([shown], data_attributes=attributes)
+        attributes.append(TaskLabels(ConstantSequence(task, len(labels))))
+    shown: Any = StackDataset(cast(Any, images), cast(Any, labels))
+    return ClassificationDataset([shown], data_attributes=attributes, transform_groups=TransformGroups({"train": prepare}))
 
 
 class TaskNetwork(MultiTaskModule):
-    """The network of a stream's config for Avalanche's own strategies: one for all tasks, with the weights that our rivals
-    start from (La-MAML draws its own anew); where tasks have classes of their own, logits of other tasks' are masked, in
-    training and at test."""
+    """The network of a stream's config for Avalanche's own strategies: one for all tasks, with the weights that our baselines
+    start from (La-MAML draws its own anew); where tasks have classes of their own, logits of other tasks' are masked, in training
+    and at test."""
 
     masks: Tensor
 
@@ -102,17 +80,6 @@ class TaskNetwork(MultiTaskModule):
 
     def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
         return self.network(x).masked_fill(~self.masks[task_labels], -torch.inf)
-
-
-# --- any benchmark for our learner -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Prepared(Preprocess):
-    """How images were prepared before they came: nothing is left to do."""
-
-    def __call__(self, pixels: Tensor) -> Tensor:
-        return pixels
 
 
 class _Tasks(Stream):
@@ -132,12 +99,14 @@ class _Tasks(Stream):
         self.tasks, self.angles = len(experiences), None
         self.classes = max(map(max, self.task_classes)) + 1
         self.class_names = tuple(map(str, range(self.classes)))
-        self.stated = preprocess or Preprocess((0.0,) * self.shape[0], (1.0,) * self.shape[0])
-        self.preprocess = _Prepared(self.stated.mean, self.stated.std, self.stated.zca)
+        self.preprocess = preprocess or as_pixels(self.shape[0])
         self._batches = [-(-len(each.dataset) // config.stream.batch) for each in experiences]
 
     def batches(self, number: int) -> int:
         return self._batches[number]
+
+    def prepare(self, images: Tensor) -> Tensor:
+        return images  # they came prepared
 
 
 def _shape(image: Any) -> Shape:
@@ -146,22 +115,17 @@ def _shape(image: Any) -> Shape:
         raise RecollectError(
             f"the benchmark's images are {found}: its transforms must give float tensors [channels, height, width]"
         )
-    channels, height, width = image.shape
-    return channels, height, width
+    return cast(Shape, tuple(image.shape))
 
 
 class _Learner(Compress):
     """Compress-then-recall, fed with experiences of a benchmark in their order."""
 
-    def __init__(self, benchmark: CLScenario, config: ContinualConfig, seed: int, preprocess: Preprocess | None, device: str):
-        self.benchmark = _Tasks(benchmark, config, seed, preprocess)
-        super().__init__(self.benchmark, config, device)
-
     def expect(self, experience: Any) -> None:
         """Refuse an experience that is not the next one."""
         number, due = experience.current_experience, len(self.memories)
         if number != due:
-            next_one = f"number {due} is due" if due < self.benchmark.tasks else "all have been seen"
+            next_one = f"number {due} is due" if due < self.stream.tasks else "all have been seen"
             raise RecollectError(
                 f"experience {number} came, but {next_one}: train on benchmark.train_stream in its order, each once"
             )
@@ -169,10 +133,6 @@ class _Learner(Compress):
     def see(self, images: Tensor, labels: Tensor) -> None:
         task = torch.full_like(labels, len(self.memories), device="cpu")
         self.observe(Batch(images.cpu(), labels.cpu(), task))
-
-    def end_task(self) -> None:
-        super().end_task()
-        self.memories[-1].fitted = self.benchmark.stated
 
 
 class _Recall(MultiTaskModule):
@@ -187,22 +147,19 @@ class _Recall(MultiTaskModule):
 
     def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
         """[N, C, H, W] and [N] -> logits [N, classes]; those of other tasks' classes are -inf, a task yet to come is guessed."""
-        logits = torch.full((len(x), self.learner.benchmark.classes), -torch.inf, device=x.device)
+        logits = torch.full((len(x), self.learner.stream.classes), -torch.inf, device=x.device)
         for label in task_labels.unique().tolist():
-            task = self._place(label)
+            if label not in self.places:
+                known = ", ".join(map(str, self.places))
+                raise RecollectError(f"no training experience has task label {label}: the benchmark has {known}")
+            task = self.places[label]
             rows = (task_labels == label).nonzero()
-            columns = torch.tensor(self.learner.benchmark.task_classes[task], device=x.device)
+            columns = torch.tensor(self.learner.stream.task_classes[task], device=x.device)
             logits[rows, columns] = 0.0
             if task < len(self.learner.memories):
                 with torch.enable_grad():  # Avalanche evaluates without, and a network may have to be trained first
                     logits[rows, columns] = self.learner.logits(x[rows.flatten()], task)
         return logits
-
-    def _place(self, label: int) -> int:
-        if label not in self.places:
-            known = ", ".join(map(str, self.places))
-            raise RecollectError(f"no training experience has task label {label}: the benchmark has {known}")
-        return self.places[label]
 
 
 class CompressThenRecall(SupervisedTemplate):
@@ -216,7 +173,7 @@ class CompressThenRecall(SupervisedTemplate):
         config: batch, buffer, network, and all of distillation; what describes our own streams (kind, tasks, per_task, ...)
             is not looked at.
         preprocess: how the benchmark normalised its pixels, for the memories' files. Default: not at all, pixels in 0..1.
-        plugins, evaluator, eval_every, eval_mb_size: as of any strategy.
+        options: plugins, evaluator, eval_every, eval_mb_size (default: 256), as of any strategy.
     """
 
     def __init__(
@@ -227,28 +184,15 @@ class CompressThenRecall(SupervisedTemplate):
         seed: int = 0,
         preprocess: Preprocess | None = None,
         device: "str | torch.device" = "cpu",
-        plugins: Sequence[SupervisedPlugin] | None = None,
-        evaluator: "EvaluationPlugin | Callable[[], EvaluationPlugin]" = default_evaluator,
-        eval_every: int = -1,
-        eval_mb_size: int = 256,
+        **options: Any,
     ):
-        places = {label: place for place, label in enumerate(_task_labels(benchmark))}
-        self.learner = _Learner(benchmark, config, seed, preprocess, str(device))
-        super().__init__(
-            model=_Recall(self.learner, places),
-            optimizer=None,  # pyright: ignore[reportArgumentType]  # there is no network to optimise
-            train_mb_size=config.stream.batch,
-            eval_mb_size=eval_mb_size,
-            device=device,
-            plugins=plugins,
-            evaluator=evaluator,
-            eval_every=eval_every,
-        )
-
-    @property
-    def memories(self) -> list[Memory]:
-        """One for each experience so far."""
-        return self.learner.memories
+        places = _places(benchmark)
+        self.learner = _Learner(_Tasks(benchmark, config, seed, preprocess), config, str(device))
+        self.memories: list[Memory] = self.learner.memories
+        """one for each experience so far"""
+        model, batch = _Recall(self.learner, places), config.stream.batch
+        options = {"eval_mb_size": 256, "device": device} | options
+        super().__init__(model=model, optimizer=cast(Any, None), train_mb_size=batch, **options)  # there is nothing to optimise
 
     def check_model_and_optimizer(self, *_: Any, **__: Any) -> None:
         """Neither changes."""
@@ -274,9 +218,9 @@ class CompressThenRecall(SupervisedTemplate):
             self._after_training_iteration(**kwargs)
 
 
-def _task_labels(benchmark: CLScenario) -> list[int]:
-    """Of the training experiences; refuses a benchmark that does not tell its tasks apart."""
-    found: list[int] = []
+def _places(benchmark: CLScenario) -> dict[int, int]:
+    """Task label -> number of its training experience; refuses a benchmark that does not tell its tasks apart."""
+    places: dict[int, int] = {}
     for number, experience in enumerate(benchmark.streams["train"]):
         labels = list(getattr(experience, "task_labels", []))
         if len(labels) != 1:
@@ -285,13 +229,12 @@ def _task_labels(benchmark: CLScenario) -> list[int]:
                 f"experience {number} has {has}, and compress-then-recall is told the task at test: give each experience a "
                 "label of its own (avalanche.benchmarks.task_incremental_benchmark)"
             )
-        if labels[0] in found:
+        if places.setdefault(labels[0], number) != number:
             raise RecollectError(
-                f"experiences {found.index(labels[0])} and {number} both have task label {labels[0]}, but a task has one "
+                f"experiences {places[labels[0]]} and {number} both have task label {labels[0]}, but a task has one "
                 "memory: give each experience a label of its own (task_incremental_benchmark(..., reset_task_labels=True))"
             )
-        found += labels
-    return found
+    return places
 
 
 class DistilledBuffer(ExemplarsBuffer):
@@ -311,19 +254,16 @@ class DistilledBuffer(ExemplarsBuffer):
         device: "str | torch.device" = "cpu",
     ):
         super().__init__(config.buffer.images)
-        self.learner = _Learner(benchmark, config, seed, preprocess, str(device))
+        self.learner = _Learner(_Tasks(benchmark, config, seed, preprocess), config, str(device))
+        self.memories: list[Memory] = self.learner.memories
+        """one for each experience so far"""
         self._recalled: list[ClassificationDataset] = []
-
-    @property
-    def memories(self) -> list[Memory]:
-        """One for each experience so far."""
-        return self.learner.memories
 
     def post_adapt(self, agent_state: Any, exp: Any) -> None:
         """Distil the experience that has been trained on."""
         learner, number = self.learner, len(self.memories)
         learner.expect(exp)
-        order = seeded(learner.benchmark.seed, Purpose.EXPERIENCE, number)
+        order = seeded(learner.stream.seed, Purpose.EXPERIENCE, number)
         samples: Iterable[Any] = DataLoader(
             exp.dataset, learner.config.stream.batch, shuffle=True, generator=order, collate_fn=exp.dataset.collate_fn
         )
@@ -331,10 +271,10 @@ class DistilledBuffer(ExemplarsBuffer):
             learner.see(images, labels)
         learner.end_task()
         recalled, places = self.memories[-1].recall()
-        labels = torch.tensor(learner.benchmark.task_classes[number])[places]
+        labels = torch.tensor(learner.stream.task_classes[number])[places]
         alike = labels if isinstance(exp.dataset[0][1], Tensor) else labels.tolist()  # they go into one batch
         task = exp.dataset.targets_task_labels[0] if has_task_labels(exp.dataset) else None
-        self._recalled.append(_dataset(_Shown(recalled, alike, nn.Identity()), task))
+        self._recalled.append(_dataset(recalled, alike, task))
         self.buffer = concat_datasets(self._recalled)
 
     def update(self, strategy: Any, **_: Any) -> None:
@@ -347,9 +287,6 @@ class DistilledBuffer(ExemplarsBuffer):
                 f"a buffer of memories for {self.max_size} images cannot be made {new_size}: give buffer {new_size} from "
                 "the start"
             )
-
-
-# --- the metric --------------------------------------------------------------------------------------------------------
 
 
 class BTI(StreamBWT):

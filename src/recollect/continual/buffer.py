@@ -14,6 +14,8 @@ from recollect.header import smaller
 from recollect.memory import check_smaller
 from recollect.nets import Shape
 
+KEPT = ("images", "labels", "tasks", "seen")  # of a reservoir, in a checkpoint
+
 
 class Buffer:
     """The account: at every moment the floats of real samples and finished memories fit the total.
@@ -26,20 +28,16 @@ class Buffer:
 
     def __init__(self, images: int, shape: Shape, tasks: int, kept_downsample: int = 1):
         check_smaller(shape, kept_downsample, "kept_downsample")
-        self.sample = math.prod(smaller(shape, kept_downsample))
-        """floats of a real sample"""
+        self.sample = math.prod(smaller(shape, kept_downsample))  # floats of a real sample
         self.total = images * math.prod(shape)
         if images < tasks:
             raise RecollectError(
                 f"a buffer of {images} images cannot serve {tasks} tasks, each with an image at least: "
                 f"give a buffer of {tasks} or more, or at most {images} tasks"
             )
-        self.share = self.total // tasks
-        """floats that a task's memory may take for good"""
-        self.memories = 0
-        """floats of finished memories"""
-        self.log: list[dict[str, Any]] = []
-        """a line whenever what is kept has changed"""
+        self.share = self.total // tasks  # floats that a task's memory may take for good
+        self.memories = 0  # floats of finished memories
+        self.log: list[dict[str, Any]] = []  # a line whenever what is kept has changed
 
     @property
     def capacity(self) -> int:
@@ -84,9 +82,6 @@ class Reservoir:
                 kept[places[row]] = new[row]
         self.seen += len(numbers)
 
-    def clear(self) -> None:
-        self.seen = 0
-
     def draw(self, count: int, generator: torch.Generator, which: Callable[[Tensor], Tensor] | None = None) -> Batch:
         """Up to `count` of the samples, without replacement; `which` says from their tasks which may be drawn."""
         rows = torch.arange(len(self))
@@ -96,12 +91,10 @@ class Reservoir:
         return Batch(self.images[rows], self.labels[rows], self.tasks[rows])
 
     def to_dict(self) -> dict[str, Any]:
-        kept = {"images": self.images, "labels": self.labels, "tasks": self.tasks}
-        return kept | {"seen": self.seen, "generator": self.generator.get_state()}
+        return {name: getattr(self, name) for name in KEPT} | {"generator": self.generator.get_state()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        self.images, self.labels, self.tasks = (saved[name] for name in ("images", "labels", "tasks"))
-        self.seen = saved["seen"]
+        vars(self).update({name: saved[name] for name in KEPT})
         self.generator.set_state(saved["generator"])
 
 
@@ -144,17 +137,14 @@ class Balanced:
         self.samples: list[tuple[Tensor, Tensor, Tensor]] = []
         self.labels: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
     def add(self, batch: Batch) -> None:
         for label, sample in zip(batch.labels.tolist(), zip(*batch, strict=True), strict=True):
-            if len(self) < self.capacity:
+            if len(self.samples) < self.capacity:
                 self.samples.append(sample)
                 self.labels.append(label)
                 continue
             counts = Counter(self.labels)
-            largest, most = counts.most_common(1)[0]
+            ((largest, most),) = counts.most_common(1)
             if counts[label] < most:
                 places = [place for place, kept in enumerate(self.labels) if kept == largest]
                 place = places[int(torch.randint(len(places), (), generator=self.generator))]
@@ -164,14 +154,10 @@ class Balanced:
         return Batch(*(torch.stack(parts) for parts in zip(*self.samples, strict=True)))
 
 
-class Everything:
+class Everything(list[Batch]):
     """No buffer at all, but the whole task: the upper bound's."""
 
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-
-    def add(self, batch: Batch) -> None:
-        self.batches.append(batch)
+    add = list.append
 
     def all(self) -> Batch:
-        return Batch(*(torch.cat(parts) for parts in zip(*self.batches, strict=True)))
+        return Batch(*(torch.cat(parts) for parts in zip(*self, strict=True)))

@@ -30,8 +30,6 @@ from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Labels
 from recollect.seeds import Purpose, seeded
 
-# --- sizes -------------------------------------------------------------------------------------------------------------
-
 
 def task_budget(stream: Stream, config: ContinualConfig, task: int) -> Budget:
     """A task's share of the buffer."""
@@ -42,18 +40,14 @@ def task_budget(stream: Stream, config: ContinualConfig, task: int) -> Budget:
     return Budget(per_class, classes, stream.shape, config.memory.downsample, share=share, called=called)
 
 
-def memory_floats(stream: Stream, config: ContinualConfig, task: int) -> int:
-    """Of a task's memory; refuses a buffer that cannot serve it."""
-    budget = task_budget(stream, config, task)
-    bases, matrices = budget.sizes(config.memory)
-    return bases * budget.base_numbers + (matrices * budget.classes * bases if config.memory.addressing == "learned" else 0)
-
-
 def account(stream: Stream, config: ContinualConfig, task: int) -> Buffer:
-    """The buffer as it is when a task begins: with the memories of those before it."""
+    """The buffer as it is when a task begins: with the memories of those before it. Refuses one that cannot serve them."""
     buffer = Buffer(config.buffer.images, stream.shape, stream.tasks, config.buffer.kept_downsample)
     for earlier in range(task):
-        buffer.store(memory_floats(stream, config, earlier))
+        budget = task_budget(stream, config, earlier)
+        bases, matrices = budget.sizes(config.memory)
+        addressing = matrices * budget.classes * bases if config.memory.addressing == "learned" else 0
+        buffer.store(bases * budget.base_numbers + addressing)
     return buffer
 
 
@@ -64,9 +58,6 @@ def recall_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recip
     steps = config.buffer.test_steps or inner.steps
     epochs = -(-steps // -(-recalled // batch))
     return Recipe(inner.network, epochs, batch, inner.lr, inner.momentum, inner.augment)
-
-
-# --- the distillation --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)
@@ -97,12 +88,9 @@ class Compressor:
         self.buffers = [account(stream, config, task) for task in tasks]
         sample = self.buffers[0].sample
         self.sketch = Sketch(stream.shape, sample, device) if config.buffer.kept_downsample > 1 else None
-        """how samples are kept, where not as they are"""
         shape = (sample,) if self.sketch else stream.shape
-        self.reservoirs = [
-            Reservoir(buffer.capacity, shape, seeded(stream.seed, Purpose.KEEP, task))
-            for task, buffer in zip(tasks, self.buffers, strict=True)
-        ]
+        draws = [seeded(stream.seed, Purpose.KEEP, task) for task in tasks]
+        self.reservoirs = [Reservoir(b.capacity, shape, drawn) for b, drawn in zip(self.buffers, draws, strict=True)]
         self.local = local_labels(stream)
         self.network, self.objective = make_objective(
             config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute, get_ident()
@@ -110,8 +98,8 @@ class Compressor:
         self.states = [self._begin(task) for task in tasks]
         self.queries = Labels(self.classes).vectors({}, torch.arange(self.classes, device=device), torch.empty(0))
         needed = -(-self.matrices * self.classes // config.stream.batch)
+        # batches that only fill the reservoirs, before memories begin as samples
         self.waits = min(needed, self.batches // 2) if config.memory.init == "samples" else 0
-        """batches that only fill the reservoirs, before memories begin as samples"""
         self.step, self.seen = 0, 0  # outer steps; batches
 
     def _begin(self, task: int) -> State:
@@ -137,7 +125,7 @@ class Compressor:
         settled = not steps and self.seen >= self.waits  # nothing is left to learn from samples
         for batch, reservoir, buffer in zip(batches, self.reservoirs, self.buffers, strict=True):
             if settled:
-                reservoir.clear()
+                reservoir.seen = 0
             else:
                 reservoir.add(batch._replace(images=self.sketch.of(batch.images)) if self.sketch else batch)
             buffer.note(batch.task, self.seen, len(reservoir))
@@ -155,7 +143,7 @@ class Compressor:
         for state, batch, reservoir in zip(self.states, batches, self.reservoirs, strict=True):
             draws = seeded(self.stream.seed, Purpose.TASK_START, batch.task)
             pixels, labels = self._samples(batch, reservoir, len(reservoir), draws)
-            images = self.stream.preprocess(pixels).cpu()
+            images = self.stream.prepare(pixels).cpu()
             starts.begin_as_samples(state.bases, state.addressing, images, labels)
             outer.forget(state)
 
@@ -187,7 +175,7 @@ class Compressor:
         replaying = seeded(seed, Purpose.REPLAY, batch.task, self.step)
         pixels, truth = self._samples(batch, reservoir, config.buffer.replay, replaying)
         places = torch.arange(config.stream.batch + config.buffer.replay) % len(truth)
-        images = self.stream.preprocess(pixels[places.to(self.device)])
+        images = self.stream.prepare(pixels[places.to(self.device)])
         shared = augment.draw_shared(self.augmentation, replaying) if config.inner.augment_scope == "outer" else {}
         network = partial(seeded, seed, Purpose.INNER, batch.task, self.step)
         chance = Chance(network, seeded(seed, Purpose.LENGTH, self.step), shared)
@@ -203,34 +191,33 @@ class Compressor:
 
     def memories(self) -> list[Memory]:
         """What has been distilled, task by task; with it the real samples are gone."""
-        found = []
-        for task, state, buffer in zip(self.tasks, self.states, self.buffers, strict=True):
-            bases, addressing = (tensor.cpu().clone() for tensor in state.average)
-            one_hot = self.config.memory.addressing == "one-hot"
-            header = self._header(task, state, counted(self.budget, bases, addressing, one_hot))
-            memory = Memory(bases, addressing.to(torch.uint8) if one_hot else addressing, header)
-            if not (bases.isfinite().all() and addressing.isfinite().all()):
-                raise RecollectError(f"the memory of task {task} is not finite: lower outer_lr ({self.config.outer.lr})")
-            memory.fitted = self.stream.preprocess
-            found.append(memory)
+        found = [self._memory(task, state) for task, state in zip(self.tasks, self.states, strict=True)]
+        for task, memory, buffer in zip(self.tasks, found, self.buffers, strict=True):
             buffer.store(memory.floats)
             buffer.note(task, self.seen, 0)
         return found
 
-    def _header(self, task: int, state: State, budget: dict[str, Any]) -> Header:
-        stream, classes = self.stream, self.stream.task_classes[task]
+    def _memory(self, task: int, state: State) -> Memory:
+        stream, config, classes = self.stream, self.config, self.stream.task_classes[task]
+        bases, addressing = (tensor.cpu().clone() for tensor in state.average)
+        if not (bases.isfinite().all() and addressing.isfinite().all()):
+            raise RecollectError(f"the memory of task {task} is not finite: lower outer_lr ({config.outer.lr})")
+        one_hot = config.memory.addressing == "one-hot"
         drawn = {"task": task, "labels": list(classes), "angle": stream.angles[task] if stream.angles else None}
-        return Header(
-            dataset=f"task {task} of {stream.tasks} of {stream.name} ({self.config.stream.kind})",
+        header = Header(
+            dataset=f"task {task} of {stream.tasks} of {stream.name} ({config.stream.kind})",
             class_names=[stream.class_names[label] for label in classes],
             image_shape=list(stream.shape),
-            downsample=self.config.memory.downsample,
-            addressing=self.config.memory.addressing,
+            downsample=config.memory.downsample,
+            addressing=config.memory.addressing,
             preprocessing=stream.preprocess.to_json(),
-            recipe=to_json(recall_recipe(self.config, self.matrices * self.classes, self.classes)),
-            made=made(self.config, state, stream.seed, self.device) | drawn,
-            budget=budget,
+            recipe=to_json(recall_recipe(config, self.matrices * self.classes, self.classes)),
+            made=made(config, state, stream.seed, self.device) | drawn,
+            budget=counted(self.budget, bases, addressing, one_hot),
         )
+        memory = Memory(bases, addressing.to(torch.uint8) if one_hot else addressing, header)
+        memory.fitted = stream.preprocess
+        return memory
 
     def to_dict(self) -> dict[str, Any]:
         """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""

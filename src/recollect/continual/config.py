@@ -101,12 +101,9 @@ _SHORT: dict[str, Any] = {
 }  # fmt: skip
 """ours, for the MLP on MNIST: docs/continual-settings.md"""
 _ROTATIONS = changed(ContinualConfig(), **_SHORT, replay=10)
-_PERMUTATIONS = changed(
-    _ROTATIONS, kind="permutations", bases=8, downsample=1, outer_per_batch=20, replay=90
-)  # where a batch has 20 steps, it counts less in each
-_LARGE = {
-    "per_task": 60_000, "use_validation": True, "outer_per_batch": 2, "replay": 10, "inner_lr": 0.08, "all_epochs": 5,
-}  # fmt: skip
+# where a batch has 20 steps, it counts less in each
+_PERMUTATIONS = changed(_ROTATIONS, kind="permutations", bases=8, downsample=1, outer_per_batch=20, replay=90)
+_LARGE = {"per_task": 60_000, "use_validation": True, "outer_per_batch": 2, "replay": 10, "inner_lr": 0.08, "all_epochs": 5}
 _SPLIT = changed(ContinualConfig(), kind="split", tasks=None, per_task=None, preprocess="normalise")
 _CIFAR = changed(
     _SPLIT, tasks=20, classes_per_task=5, network="lamaml", baseline_lr=0.03, agem_lr=0.03,

@@ -1,10 +1,10 @@
 """The learners, on one small protocol: observe a batch, end a task, predict with or without the task's number.
 
-Compress-then-recall trains nothing on the stream: at test a fresh network learns from the task's memory. Its rivals are kept
-simple, and to their papers; what each may look at stands in its docstring.
+Compress-then-recall trains nothing on the stream: at test a fresh network learns from the task's memory. Its baselines are
+kept simple, and to their papers; what each may look at stands in its docstring.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -12,22 +12,20 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from recollect.config import Recipe, from_json
+from recollect.config import Recipe
 from recollect.continual.buffer import Balanced, Buffer, Everything, Reservoir
 from recollect.continual.compress import Compressor, account, local_labels
-from recollect.continual.config import LEARNERS, ContinualConfig
+from recollect.continual.config import LEARNERS, ContinualConfig, check_learners
 from recollect.continual.metrics import Matrix, square
 from recollect.continual.streams import Batch, Stream
-from recollect.errors import RecollectError, unknown
+from recollect.errors import RecollectError
+from recollect.evaluation import memory_recipe
 from recollect.memory import Memory
 from recollect.nets import Network, Params
 from recollect.seeds import Purpose, network_seed, seeded
-from recollect.training import train
+from recollect.training import Part, train
 
-MOST_JUDGED = 4096  # images in one pass
 PER_TASK = ("compress", "gdumb", "all-data")  # learners with a network for each task
-
-Part = tuple[Tensor, Tensor]  # images as a network sees them, labels
 
 
 class Learner(Protocol):
@@ -42,19 +40,8 @@ class Learner(Protocol):
 
 def make(name: str, stream: Stream, config: ContinualConfig, device: str = "cpu") -> Learner:
     """A learner for a stream, by its name."""
-    kinds: dict[str, Callable[[Stream, ContinualConfig, str], Learner]] = {
-        "compress": Compress,
-        "union": Compress,
-        "online": Online,
-        "er": Replay,
-        "agem": AGem,
-        "ewc": Ewc,
-        "gdumb": GDumb,
-        "all-data": AllData,
-    }
-    if name not in kinds:
-        raise unknown("learner", name, LEARNERS)
-    return kinds[name](stream, config, device)
+    check_learners([name])
+    return KINDS[name](stream, config, device)
 
 
 def is_told(name: str, config: ContinualConfig) -> bool:
@@ -117,12 +104,8 @@ class _Place:
 
 def _logits(network: Network, params: Params, images: Tensor, stream: Stream, device: str) -> Tensor:
     """[N, classes], a few thousand images at a time."""
-    parts = images.split(MOST_JUDGED)
     with torch.no_grad():
-        return torch.cat([network.logits(params, stream.preprocess(part.to(device))) for part in parts])
-
-
-# --- one network for each task -----------------------------------------------------------------------------------------
+        return torch.cat([network.logits(params, stream.prepare(part.to(device))) for part in images.split(4096)])
 
 
 class _TaskNetworks:
@@ -133,11 +116,10 @@ class _TaskNetworks:
         self.params: dict[int, Params] = {}
 
     def train(self, parts: dict[int, Part], recipe: Recipe) -> None:
-        """All of these, together where they are alike; labels are places among the task's own classes."""
-        alike: dict[tuple[torch.Size, int], list[int]] = {}
-        for task, (images, _) in parts.items():
-            alike.setdefault((images.shape, len(self.stream.task_classes[task])), []).append(task)
-        for tasks in alike.values():
+        """All of these, together where they have as many classes; labels are places among the task's own."""
+        classes = {task: len(self.stream.task_classes[task]) for task in parts}
+        for count in {*classes.values()}:
+            tasks = [task for task in parts if classes[task] == count]
             seeds = [network_seed(self.stream.seed, Purpose.TRAIN, task) for task in tasks]
             some = [parts[task] for task in tasks]
             found = train(self._network(tasks[0]), some, recipe, seeds, self.device, self.config.compute)
@@ -155,22 +137,29 @@ class _TaskNetworks:
 
 class Compress:
     """Compress-then-recall: of a task only its memory stays. Told the task, it recalls that memory and trains a fresh network
-    on it; not told, a fresh network on all memories together (the row "union" of the tables)."""
+    on it; not told, a fresh network on all memories together (the row "union" of the tables).
 
-    def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: "list[Memory] | None" = None):
+    Arguments:
+        memories: of the first tasks, where they have been distilled already. Batches of these tasks are let go.
+        seen: whether it has seen these tasks, and can be asked about them at once.
+    """
+
+    def __init__(
+        self, stream: Stream, config: ContinualConfig, device: str = "cpu", memories: Sequence[Memory] = (), seen: bool = True
+    ):
         account(stream, config, stream.tasks)  # refuses before anything is computed
         self.stream, self.config, self.device = stream, config, device
-        self.memories: list[Memory] = memories or []
-        """of the tasks so far"""
-        self.place = _Place(len(self.memories))
-        self.buffer: Buffer | None = None
-        """the account of the task that is being learnt, or was last"""
+        self.memories = list(memories)  # of the tasks so far, and those that were given
+        self.place = _Place(len(memories) if seen else 0)
+        self.buffer: Buffer | None = None  # the account of the task that is being learnt, or was last
         self._compressor: Compressor | None = None
         self._networks = _TaskNetworks(stream, config, device)
         self._union: Params | None = None
 
     def observe(self, batch: Batch) -> None:
         self.place.observe(batch)
+        if batch.task < len(self.memories):
+            return
         if self._compressor is None:
             self._compressor = Compressor(self.stream, self.config, [batch.task], self.device)
             self.buffer = self._compressor.buffers[0]
@@ -178,9 +167,9 @@ class Compress:
 
     def end_task(self) -> None:
         self.place.end_task()
-        assert self._compressor is not None  # it has observed a batch
-        self.memories += self._compressor.memories()
-        self._compressor, self._union = None, None
+        if self._compressor:
+            self.memories += self._compressor.memories()
+        self._compressor = self._union = None
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
@@ -196,28 +185,22 @@ class Compress:
     def _recall(self, task: int) -> None:
         """Networks from the memories that have none yet."""
         self.place.check(task)
-        missing = [t for t in range(len(self.memories)) if t not in self._networks.params]
+        missing = {t: memory.recall() for t, memory in enumerate(self.memories) if t not in self._networks.params}
         if missing:
-            recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
-            self._networks.train({t: self.memories[t].recall() for t in missing}, recipe)
+            self._networks.train(missing, memory_recipe(self.memories[0]))
 
     def _predict_union(self, images: Tensor) -> Tensor:
+        """By a network on everything that the memories of all tasks seen recall, in as many passes as over one memory."""
         self.place.check(0)
         network = Network(self.config.inner.network, self.stream.shape, self.stream.classes)
-        self._union = self._union or self._train_union(network)
+        if self._union is None:
+            seen = self.memories[: self.place.ended]
+            recalled = [memory.recall() for memory in seen]
+            labels = [torch.tensor(classes)[p] for (_, p), classes in zip(recalled, self.stream.task_classes, strict=False)]
+            part = torch.cat([images for images, _ in recalled]), torch.cat(labels)
+            seeds = [network_seed(self.stream.seed, Purpose.UNION, len(seen))]
+            (self._union,) = train(network, [part], memory_recipe(seen[0]), seeds, self.device, self.config.compute)
         return _logits(network, self._union, images, self.stream, self.device).argmax(1)
-
-    def _train_union(self, network: Network) -> Params:
-        """On everything that all memories recall, as many passes as over one memory."""
-        images, labels = [], []
-        for memory, classes in zip(self.memories, self.stream.task_classes, strict=False):
-            recalled, places = memory.recall()
-            images.append(recalled)
-            labels.append(torch.tensor(classes)[places])
-        recipe = from_json(Recipe, self.memories[0].header.recipe, "the memory's recipe")
-        seeds = [network_seed(self.stream.seed, Purpose.UNION, len(images))]
-        part = torch.cat(images), torch.cat(labels)
-        return train(network, [part], recipe, seeds, self.device, self.config.compute)[0]
 
 
 class GDumb:
@@ -227,34 +210,27 @@ class GDumb:
         self.stream, self.config = stream, config
         self.buffer = Buffer(config.buffer.images, stream.shape, stream.tasks)
         self.place = _Place()
-        self._store = self._empty()
+        self._store, self._epochs = self._begin()
         self._networks = _TaskNetworks(stream, config, device)
 
-    def _empty(self) -> "Balanced | Everything":
+    def _begin(self) -> "tuple[Balanced | Everything, int]":
+        """Where the images of the next task are kept, and how many passes are made over them."""
         share = self.buffer.share // self.buffer.sample
-        return Balanced(share, seeded(self.stream.seed, Purpose.DRAW, self.place.ended))
-
-    def _epochs(self) -> int:
-        return self.config.baselines.gdumb_epochs
+        draws = seeded(self.stream.seed, Purpose.DRAW, self.place.ended)
+        return Balanced(share, draws), self.config.baselines.gdumb_epochs
 
     def observe(self, batch: Batch) -> None:
         self.place.observe(batch)
         self._store.add(batch)
 
     def end_task(self) -> None:
-        task = self.place.ended
+        task, baselines = self.place.ended, self.config.baselines
         self.place.end_task()
-        kept = self._store.all()
-        labels = local_labels(self.stream)[task, kept.labels]
-        recipe = Recipe(
-            self.config.inner.network,
-            self._epochs(),
-            self.config.baselines.data_batch,
-            self.config.baselines.data_lr,
-            self.config.inner.momentum,
-        )
-        self._networks.train({task: (self.stream.preprocess(kept.images), labels)}, recipe)
-        self._store = self._empty()
+        kept, inner = self._store.all(), self.config.inner
+        recipe = Recipe(inner.network, self._epochs, baselines.data_batch, baselines.data_lr, inner.momentum)
+        part = self.stream.prepare(kept.images), local_labels(self.stream)[task, kept.labels]
+        self._networks.train({task: part}, recipe)
+        self._store, self._epochs = self._begin()
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
@@ -266,14 +242,8 @@ class GDumb:
 class AllData(GDumb):
     """The upper bound: one network for each task, on all of its images, many passes. It keeps what no other may."""
 
-    def _empty(self) -> "Balanced | Everything":
-        return Everything()
-
-    def _epochs(self) -> int:
-        return self.config.baselines.all_epochs
-
-
-# --- one network on the stream -----------------------------------------------------------------------------------------
+    def _begin(self) -> "tuple[Balanced | Everything, int]":
+        return Everything(), self.config.baselines.all_epochs
 
 
 class Online:
@@ -317,7 +287,7 @@ class Online:
 
     def _prepared(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         images, labels, tasks = (part.to(self.device) for part in batch)
-        return self.stream.preprocess(images), labels, self.masks[tasks]
+        return self.stream.prepare(images), labels, self.masks[tasks]
 
     def _generator(self) -> torch.Generator:
         return seeded(self.stream.seed, Purpose.DRAW, self.steps)
@@ -329,8 +299,12 @@ class Replay(Online):
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
         self.buffer = Buffer(config.buffer.images, stream.shape, stream.tasks)
-        self.reservoir = Reservoir(self.buffer.capacity, stream.shape, seeded(stream.seed, Purpose.DRAW))
+        self.reservoir = self._empty()
         self.batches = 0
+
+    def _empty(self) -> Reservoir:
+        draws = seeded(self.stream.seed, Purpose.DRAW, self.place.ended)
+        return Reservoir(self.buffer.capacity, self.stream.shape, draws)
 
     def observe(self, batch: Batch) -> None:
         super().observe(batch)
@@ -370,8 +344,7 @@ class Ewc(Replay):
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         super().__init__(stream, config, device)
         self.fisher = {name: torch.zeros_like(p) for name, p in self.params.items()}
-        self.pull = dict(self.fisher)
-        """sum over tasks of Fisher information times the weights at the task's end"""
+        self.pull = dict(self.fisher)  # sum over tasks of Fisher information times the weights at the task's end
 
     def _direction(self, batch: Batch) -> Params:
         strength = self.config.baselines.ewc_strength
@@ -388,6 +361,9 @@ class Ewc(Replay):
                 found = (g**2).sum(0) / len(labels)
                 self.fisher[name] = self.fisher[name] + found
                 self.pull[name] = self.pull[name] + found * self.params[name]
-        self.reservoir = Reservoir(
-            self.buffer.capacity, self.stream.shape, seeded(self.stream.seed, Purpose.DRAW, self.place.ended)
-        )
+        self.reservoir = self._empty()
+
+
+KINDS: dict[str, Callable[[Stream, ContinualConfig, str], Learner]] = dict(
+    zip(LEARNERS, (Compress, Compress, GDumb, Online, Replay, AGem, Ewc, AllData), strict=True)
+)

@@ -68,9 +68,8 @@ def _triangle(matrix: Matrix) -> list[list[float]]:
 
 def mean_matrix(matrices: Sequence[Matrix]) -> Matrix:
     """Cell by cell, over seeds."""
-    triangles = [_triangle(matrix) for matrix in matrices]
-    tasks = len(triangles[0])
-    return square([[sum(each[i][t] for each in triangles) / len(triangles) for t in range(i + 1)] for i in range(tasks)])
+    rows = zip(*map(_triangle, matrices), strict=True)
+    return square([[sum(cells) / len(cells) for cells in zip(*row, strict=True)] for row in rows])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ What is finished is never computed again, and everything is written atomically: 
 import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,14 +53,14 @@ class Setting:
     def stream(self, seed: int) -> Stream:
         return Stream(self.images, self.config, seed, device=self.device)
 
+    def path(self, seed: int, name: str) -> Path:
+        return self.out / f"seed-{seed}" / name
+
     def memory(self, seed: int, task: int) -> Path:
-        return self.out / f"seed-{seed}" / "compress" / f"task-{task:02d}.safetensors"
+        return self.path(seed, f"compress/task-{task:02d}.safetensors")
 
     def account(self, seed: int, task: int) -> Path:
-        return self.memory(seed, task).with_name(f"task-{task:02d}-buffer.json")
-
-    def result(self, seed: int, learner: str) -> Path:
-        return self.out / f"seed-{seed}" / f"{learner}.json"
+        return self.path(seed, f"compress/task-{task:02d}-buffer.json")
 
 
 @dataclass(frozen=True)
@@ -147,19 +147,16 @@ def _begin(run: Run, config: ContinualConfig, others: dict[str, Any], settings: 
         Run.create(run.folder, "continual", settings)
 
 
-# --- jobs --------------------------------------------------------------------------------------------------------------
-
-
 def _jobs(setting: Setting, seeds: int, learners: Sequence[str], together: int) -> tuple[list[Job], list[Job]]:
     """What is not finished yet: first memories and baselines, then what needs the memories."""
     first: list[Job] = []
     then: list[Job] = []
     for seed in range(seeds):
-        due = [learner for learner in learners if not setting.result(seed, learner).exists()]
+        due = [learner for learner in learners if not setting.path(seed, f"{learner}.json").exists()]
         if not due:
             continue
         stream = Stream(setting.images, setting.config, seed)
-        _record(stream, setting.result(seed, "stream"))
+        _record(stream, setting.path(seed, "stream.json"))
         if {*OURS} & {*due}:
             for tasks in _groups(setting, stream, together):
                 what = f"seed {seed}, compress, task {tasks[0] + 1}" + (f" to {tasks[-1] + 1}" if tasks[1:] else "")
@@ -197,32 +194,29 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
     def done(task: int) -> None:
         tell(f"{what}, task {task + 1} of {stream.tasks}", each)
 
-    matrix = accuracy_matrix(name, _after_tasks(setting, stream, name), stream, done)
+    matrix = accuracy_matrix(name, taught(_learner(setting, stream, name), stream), stream, done)
     found = {"learner": name, "seed": seed, "told_the_task": is_told(name, setting.config), "on": setting.config.stream.on}
     found |= {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
     if name == "compress":
         spent = [read_json(setting.account(seed, task)) for task in range(stream.tasks)]
         seconds = sum(each["seconds_of_all"] / each["tasks_side_by_side"] for each in spent)  # side by side, they share it
         found["distilling_seconds"] = round(seconds, 2)
-    write_json(setting.result(seed, name), found | {"device": setting.device, "environment": environment()})
+    write_json(setting.path(seed, f"{name}.json"), found | {"device": setting.device, "environment": environment()})
 
 
-def _after_tasks(setting: Setting, stream: Stream, name: str) -> Iterator[Learner]:
-    """The learner as it is after each task. That of memories needs no stream: they are there."""
+def _learner(setting: Setting, stream: Stream, name: str) -> Learner:
+    """With the memories that have been distilled, where it needs them."""
     if name not in OURS:
-        yield from taught(make(name, stream, setting.config, setting.device), stream)
-        return
+        return make(name, stream, setting.config, setting.device)
     memories = [Memory.load(setting.memory(stream.seed, task)) for task in range(stream.tasks)]
-    whole = Compress(stream, setting.config, setting.device, memories)
-    for task in range(stream.tasks):  # told the task, it is the same with those of later ones
-        yield whole if name == "compress" else Compress(stream, setting.config, setting.device, memories[: task + 1])
+    return Compress(stream, setting.config, setting.device, memories, seen=False)
 
 
 def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell: Tell) -> None:
     """The memories of some tasks, with checkpoints on the way."""
     stream = setting.stream(seed)
     compressor = Compressor(stream, setting.config, tasks, setting.device)
-    checkpoint = setting.memory(seed, 0).with_name(f"tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
+    checkpoint = setting.path(seed, f"compress/tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
     saved, before = load_checkpoint(checkpoint, "tasks"), 0.0
     if saved and tuple(saved["tasks"]) == tasks and "states" in saved:  # 0.1 had another form: these tasks begin anew
         compressor.load(saved)
@@ -246,14 +240,11 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
     checkpoint.unlink(missing_ok=True)
 
 
-# --- results -----------------------------------------------------------------------------------------------------------
-
-
 def _finished(setting: Setting) -> list[Result]:
     """In the order of the table, and of the seeds."""
     seeds = sorted(int(folder.name.removeprefix("seed-")) for folder in setting.out.glob("seed-*"))
-    places = [(learner, seed, setting.result(seed, learner)) for learner in LEARNERS for seed in seeds]
-    return [_read(path, learner, seed) for learner, seed, path in places if path.exists()]
+    places = [(setting.path(seed, f"{learner}.json"), learner, seed) for learner in LEARNERS for seed in seeds]
+    return [_read(*place) for place in places if place[0].exists()]
 
 
 def _read(path: Path, learner: str, seed: int) -> Result:

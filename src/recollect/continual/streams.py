@@ -4,11 +4,13 @@ A task of Rotations or Permutations is one gather of pixels, so that a task is a
 a task of a split is a few classes. Nothing here trains, and nothing is kept of a batch that has gone by.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,7 +22,8 @@ from recollect.files import sha256
 from recollect.seeds import Purpose, seeded
 
 PERMUTATION_SEED = 0  # the same permutations in every run
-HALF_TURN = 180.0  # degrees that the tasks of Rotations share
+Groups = Sequence[Sequence[int]]
+"""the classes of each task"""
 
 
 class Batch(NamedTuple):
@@ -42,17 +45,16 @@ class Batch(NamedTuple):
 class Task:
     """One task of a stream: its batches, to be iterated over once. Only the batch that is looked at is ever built."""
 
-    def __init__(self, number: int, rows: Tensor, batch: int, fetch: Callable[[Tensor, int], Split]):
-        self.number = number
-        self._rows, self._batch, self._fetch, self._next, self._begun = rows, batch, fetch, 0, False
+    def __init__(self, number: int, rows: Sequence[Tensor], build: Callable[[Tensor], Batch]):
+        self.number, self._rows, self._build, self._begun = number, rows, build, False
 
     def __len__(self) -> int:
-        """Batches in all."""
-        return -(-len(self._rows) // self._batch)
+        """Batches to come."""
+        return len(self._rows)
 
     def skip(self, batches: int) -> None:
         """Begin after these: a run that was interrupted has seen them."""
-        self._next = batches
+        self._rows = self._rows[batches:]
 
     def __iter__(self) -> Iterator[Batch]:
         if self._begun:
@@ -60,12 +62,7 @@ class Task:
                 f"task {self.number} has already streamed by, and a batch is seen once: keep what you need in a buffer"
             )
         self._begun = True
-        return self._batches()
-
-    def _batches(self) -> Iterator[Batch]:
-        for rows in self._rows.split(self._batch)[self._next :]:
-            split = self._fetch(rows, self.number)
-            yield Batch(split.images, split.labels, torch.full_like(split.labels, self.number))
+        return map(self._build, self._rows)
 
 
 class Stream:
@@ -77,14 +74,7 @@ class Stream:
         device: where test images are built. Training images come from the processor's memory.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        config: ContinualConfig,
-        seed: int = 0,
-        groups: Sequence[Sequence[int]] | None = None,
-        device: str = "cpu",
-    ):
+    def __init__(self, images: Images, config: ContinualConfig, seed: int = 0, groups: Groups | None = None, device: str = "cpu"):
         check(config)
         if seed < 0:
             raise RecollectError(f"seed is {seed}: give 0 or more")
@@ -93,11 +83,16 @@ class Stream:
         self._train = images.train + images.validation if config.stream.use_validation else images.train
         judged = images.validation if config.stream.on == "validation" else images.test
         self._judged = Split(judged.images.to(device), judged.labels)
-        self.preprocess = _preprocess(config, images)
+        normalised = config.stream.preprocess == "normalise"
+        self.preprocess = Preprocess.fit(images.train.images) if normalised else as_pixels(images.shape[0])
+        """two numbers a channel, which the baselines' code takes as known too"""
         self.task_classes = self._task_classes(groups)
         """for each task the labels that it has"""
         self.tasks = len(self.task_classes)
-        self.angles = _angles(self.tasks, seed) if config.stream.kind == "rotations" else None
+        draws = torch.rand(self.tasks, dtype=torch.float64, generator=seeded(seed, Purpose.ANGLES))
+        angles = ((torch.arange(self.tasks) + draws) * 180.0 / self.tasks).tolist()
+        self.angles: list[float] | None = angles if config.stream.kind == "rotations" else None
+        """one for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks"""
         self._gathers = self._find_gathers()
         self._taken: set[int] = set()
         for number in range(self.tasks):
@@ -111,14 +106,15 @@ class Stream:
     @property
     def masks(self) -> Tensor:
         """bool [tasks, classes]: which labels each task has."""
-        masks = torch.zeros(self.tasks, self.classes, dtype=torch.bool)
-        for number, labels in enumerate(self.task_classes):
-            masks[number, list(labels)] = True
-        return masks
+        return torch.stack([torch.isin(torch.arange(self.classes), torch.tensor(labels)) for labels in self.task_classes])
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """As a network sees them."""
+        return self.preprocess(images)
 
     def batches(self, number: int) -> int:
         """Batches of a task."""
-        return -(-self._count(number) // self.config.stream.batch)
+        return -(-len(self._rows(number)) // self.config.stream.batch)
 
     def task(self, number: int) -> Task:
         """A task; each only once."""
@@ -127,20 +123,19 @@ class Stream:
         if number in self._taken:
             raise RecollectError(f"task {number} has already been taken from this stream, and is seen once")
         self._taken.add(number)
-        return Task(number, self._rows(number), self.config.stream.batch, self._fetch)
+        return Task(number, self._rows(number).split(self.config.stream.batch), partial(self._batch, number))
 
-    def _fetch(self, rows: Tensor, number: int) -> Split:
+    def _batch(self, number: int, rows: Tensor) -> Batch:
         split = self._train[rows]
-        return Split(self._look(split.images, number), split.labels)
+        return Batch(self._look(split.images, number), split.labels, torch.full_like(split.labels, number))
 
     def __iter__(self) -> Iterator[Task]:
         return (self.task(number) for number in range(self.tasks))
 
     def test(self, number: int) -> Split:
         """What a task is judged by, as often as anyone likes."""
-        rows = _of(self._judged.labels, self.task_classes[number])
-        images = self._judged.images[rows.to(self._judged.images.device)]
-        return Split(self._look(images, number), self._judged.labels[rows])
+        split = self._judged[_of(self._judged.labels, self.task_classes[number])]
+        return Split(self._look(split.images, number), split.labels)
 
     def record(self) -> dict[str, Any]:
         """Everything that was drawn, for the run's folder."""
@@ -155,29 +150,25 @@ class Stream:
         drawn["training_rows_sha256"] = [sha256(self._rows(t).numpy().tobytes()) for t in range(self.tasks)]
         return drawn
 
-    def _task_classes(self, groups: Sequence[Sequence[int]] | None) -> list[tuple[int, ...]]:
-        config = self.config
-        if config.stream.kind != "split":
+    def _task_classes(self, groups: Groups | None) -> list[tuple[int, ...]]:
+        kind, tasks, size = self.config.stream.kind, self.config.stream.tasks, self.config.stream.classes_per_task or 1
+        if kind != "split":
             if groups is not None:
-                raise RecollectError(f"groups of classes are for the stream split: {config.stream.kind} has all in each task")
-            assert config.stream.tasks is not None  # check() saw to it
-            return [tuple(range(self.classes))] * config.stream.tasks
+                raise RecollectError(f"groups of classes are for the stream split: {kind} has all in each task")
+            return [tuple(range(self.classes))] * (tasks or 1)
         if groups is not None:
             return _checked(groups, self.classes)
-        size = config.stream.classes_per_task or 1
-        most = self.classes // size
-        if config.stream.tasks is None and self.classes % size:
+        if tasks is None and self.classes % size:
             divisors = [str(n) for n in range(1, self.classes + 1) if self.classes % n == 0]
             raise RecollectError(
                 f"{self.classes} classes do not make whole tasks of {size}: give classes_per_task {' or '.join(divisors)}, "
                 "or a number of tasks"
             )
-        if (config.stream.tasks or most) > most or most == 0:
-            raise RecollectError(
-                f"{config.stream.tasks or 1} tasks of {size} classes would overlap: {self.classes} classes make {most} of them"
-            )
-        order = torch.randperm(self.classes, generator=seeded(self.seed, Purpose.CLASS_ORDER)).tolist()
-        return [tuple(order[size * t : size * (t + 1)]) for t in range(config.stream.tasks or most)]
+        most = self.classes // size
+        if (tasks or most) > most:
+            raise RecollectError(f"{tasks} tasks of {size} classes would overlap: {self.classes} classes make {most} of them")
+        order = torch.randperm(self.classes, generator=seeded(self.seed, Purpose.CLASS_ORDER))
+        return [tuple(labels.tolist()) for labels in order.split(size)[: tasks or most]]
 
     def _find_gathers(self) -> list[Tensor]:
         """For each task the pixel that each of its pixels is taken from; H*W stands for black."""
@@ -198,64 +189,36 @@ class Stream:
         flat = F.pad(images.flatten(2), (0, 1))  # black, for pixels from outside
         return flat.index_select(2, self._gathers[number].to(flat.device)).view_as(images)
 
-    def _count(self, number: int) -> int:
-        there = len(_of(self._train.labels, self.task_classes[number]))
-        return there if self.config.stream.per_task is None else self.config.stream.per_task
-
     def _rows(self, number: int) -> Tensor:
         """Training images of a task, in the order they come."""
         rows = _of(self._train.labels, self.task_classes[number])
         order = torch.randperm(len(rows), generator=seeded(self.seed, Purpose.TASK_ROWS, number))
-        return rows[order[: self._count(number)]]
+        return rows[order[: self.config.stream.per_task]]
 
     def _check(self, number: int) -> None:
-        there = len(_of(self._train.labels, self.task_classes[number]))
-        wanted = self._count(number)
+        there, wanted = len(_of(self._train.labels, self.task_classes[number])), self.config.stream.per_task
+        task = f"task {number} of {self.name}"
         if there == 0 or wanted == 0:
-            raise RecollectError(f"task {number} of {self.name} has no samples: {_remedy(there)}")
-        if wanted > there:
+            raise RecollectError(f"{task} has no samples: {'give per_task 1 or more' if there else 'leave its classes out'}")
+        if (wanted or 0) > there:
             more = "" if self.config.stream.use_validation else ", or add the validation split (--use-validation)"
-            raise RecollectError(
-                f"per_task is {wanted:,}, but task {number} of {self.name} has {there:,} training images: "
-                f"give at most {there:,}{more}"
-            )
+            has = f"{task} has {there:,} training images: give at most {there:,}{more}"
+            raise RecollectError(f"per_task is {wanted:,}, but {has}")
         if len(_of(self._judged.labels, self.task_classes[number])) == 0:
-            raise RecollectError(f"task {number} of {self.name} has no {self.config.stream.on} images: leave its classes out")
+            raise RecollectError(f"{task} has no {self.config.stream.on} images: leave its classes out")
 
 
 def rotation(angle: float, side: int) -> Tensor:
     """[side * side]: where each pixel comes from when an image is turned counter-clockwise by `angle` degrees about its
-    centre, nearest neighbour, side * side (black) from outside.
-
-    The same as PIL's rotate to the last pixel: in 16.16 fixed point as there. In floats (affine_grid, grid_sample) a pixel in
-    some thousands falls on the other side of a border.
-    """
-    cosine, sine = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-    centre, place = side / 2, torch.arange(side)
-    first_x = centre - cosine * centre + sine * centre + (cosine - sine) / 2  # of the middle of the first pixel
-    first_y = centre - sine * centre - cosine * centre + (sine + cosine) / 2
-    x = _fixed(first_x) + place * _fixed(cosine) + place[:, None] * _fixed(-sine)  # [row, column]
-    y = _fixed(first_y) + place * _fixed(sine) + place[:, None] * _fixed(cosine)
-    x, y = x >> 16, y >> 16
-    inside = (x >= 0) & (x < side) & (y >= 0) & (y < side)
-    return torch.where(inside, y * side + x, side * side).flatten()
+    centre, nearest neighbour, side * side (black) from outside. PIL turns the places: in floats (affine_grid, grid_sample) a
+    pixel in some thousands falls on the other side of a border."""
+    places = np.arange(side * side, dtype=np.int32).reshape(side, side)
+    return torch.from_numpy(np.array(Image.fromarray(places).rotate(angle, fillcolor=side * side))).long().flatten()
 
 
-def _fixed(value: float) -> int:
-    return math.floor(value * 65536 + 0.5)
-
-
-def _angles(tasks: int, seed: int) -> list[float]:
-    """One for each task, uniform in its part of the half turn: [9t, 9(t+1)) degrees for 20 tasks."""
-    drawn = torch.rand(tasks, dtype=torch.float64, generator=seeded(seed, Purpose.ANGLES))
-    return ((torch.arange(tasks) + drawn) * HALF_TURN / tasks).tolist()
-
-
-def _preprocess(config: ContinualConfig, images: Images) -> Preprocess:
-    """Two numbers a channel, which the rivals' code takes as known too."""
-    if config.stream.preprocess == "normalise":
-        return Preprocess.fit(images.train.images)
-    return Preprocess((0.0,) * images.shape[0], (1.0,) * images.shape[0])
+def as_pixels(channels: int) -> Preprocess:
+    """Pixels in 0..1 as they are."""
+    return Preprocess((0.0,) * channels, (1.0,) * channels)
 
 
 def _of(labels: Tensor, classes: Sequence[int]) -> Tensor:
@@ -263,7 +226,7 @@ def _of(labels: Tensor, classes: Sequence[int]) -> Tensor:
     return torch.isin(labels, torch.tensor(classes)).nonzero().flatten()
 
 
-def _checked(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, ...]]:
+def _checked(groups: Groups, classes: int) -> list[tuple[int, ...]]:
     owner: dict[int, int] = {}
     for number, labels in enumerate(groups):
         if not labels:
@@ -279,7 +242,3 @@ def _checked(groups: Sequence[Sequence[int]], classes: int) -> list[tuple[int, .
     if not groups:
         raise RecollectError("no groups of classes: give at least one task")
     return [tuple(labels) for labels in groups]
-
-
-def _remedy(there: int) -> str:
-    return "give per_task 1 or more" if there else "leave its classes out"
