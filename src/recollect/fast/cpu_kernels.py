@@ -91,41 +91,48 @@ def _narrow(number, array):
 
 
 @compiled
+def _moments(n, y, dy, ddy, sums, stats):
+    """The statistics of image n: mean, scale, and with tangents the mean of dy and that of y-hat dy."""
+    pixels, channels = y.shape[1:]
+    share = np.float32(1 / pixels)
+    sums[:] = ZERO
+    for p in range(0, pixels, 4):  # moments about some pixel, so that nothing large cancels
+        for c in range(channels):
+            pivot = wide(y[n, 0, c])
+            y0, y1 = wide(y[n, p, c]) - pivot, wide(y[n, p + 1, c]) - pivot
+            y2, y3 = wide(y[n, p + 2, c]) - pivot, wide(y[n, p + 3, c]) - pivot
+            sums[0, c] += (y0 + y1) + (y2 + y3)
+            sums[1, c] += (y0 * y0 + y1 * y1) + (y2 * y2 + y3 * y3)
+            if dy is not None:
+                d0, d1 = wide(dy[n, p, c]), wide(dy[n, p + 1, c])
+                d2, d3 = wide(dy[n, p + 2, c]), wide(dy[n, p + 3, c])
+                if ddy is not None:
+                    d0, d1 = d0 + wide(ddy[n, p, c]), d1 + wide(ddy[n, p + 1, c])
+                    d2, d3 = d2 + wide(ddy[n, p + 2, c]), d3 + wide(ddy[n, p + 3, c])
+                sums[2, c] += (d0 + d1) + (d2 + d3)
+                sums[3, c] += (y0 * d0 + y1 * d1) + (y2 * d2 + y3 * d3)
+    for c in range(channels):
+        off = sums[0, c] * share
+        scale = ONE / math.sqrt(sums[1, c] * share - off * off + EPSILON)
+        stats[0, n, c] = wide(y[n, 0, c]) + off
+        stats[1, n, c] = scale
+        if dy is not None:
+            stats[2, n, c] = sums[2, c] * share
+            stats[3, n, c] = (sums[3, c] * share - off * sums[2, c] * share) * scale
+
+
+@compiled
 def forward(y, dy, ddy, gamma, beta, dgamma, dbeta, a, da, stats, alive, above, dabove):
     """Statistics of each image's channels, then the pooled map; and of each square what backward will need.
 
-    The tangent of y is dy + ddy. `stats` gets mean, scale, and with tangents the mean of dy and that of y-hat dy.
+    The tangent of y is dy + ddy.
     """
     images, pixels, channels = y.shape
     side = int(math.sqrt(pixels))
     half = side // 2
-    share = np.float32(1 / pixels)
     sums = np.empty((4, channels), np.float32)
     for n in range(images):
-        sums[:] = ZERO
-        for p in range(0, pixels, 4):  # moments about some pixel, so that nothing large cancels
-            for c in range(channels):
-                pivot = wide(y[n, 0, c])
-                y0, y1 = wide(y[n, p, c]) - pivot, wide(y[n, p + 1, c]) - pivot
-                y2, y3 = wide(y[n, p + 2, c]) - pivot, wide(y[n, p + 3, c]) - pivot
-                sums[0, c] += (y0 + y1) + (y2 + y3)
-                sums[1, c] += (y0 * y0 + y1 * y1) + (y2 * y2 + y3 * y3)
-                if dy is not None:
-                    d0, d1 = wide(dy[n, p, c]), wide(dy[n, p + 1, c])
-                    d2, d3 = wide(dy[n, p + 2, c]), wide(dy[n, p + 3, c])
-                    if ddy is not None:
-                        d0, d1 = d0 + wide(ddy[n, p, c]), d1 + wide(ddy[n, p + 1, c])
-                        d2, d3 = d2 + wide(ddy[n, p + 2, c]), d3 + wide(ddy[n, p + 3, c])
-                    sums[2, c] += (d0 + d1) + (d2 + d3)
-                    sums[3, c] += (y0 * d0 + y1 * d1) + (y2 * d2 + y3 * d3)
-        for c in range(channels):
-            off = sums[0, c] * share
-            scale = ONE / math.sqrt(sums[1, c] * share - off * off + EPSILON)
-            stats[0, n, c] = wide(y[n, 0, c]) + off
-            stats[1, n, c] = scale
-            if dy is not None:
-                stats[2, n, c] = sums[2, c] * share
-                stats[3, n, c] = (sums[3, c] * share - off * sums[2, c] * share) * scale
+        _moments(n, y, dy, ddy, sums, stats)
         for row in range(half):
             for column in range(half):
                 s = row * half + column
@@ -160,6 +167,43 @@ def forward(y, dy, ddy, gamma, beta, dgamma, dbeta, a, da, stats, alive, above, 
 
 
 @compiled
+def _terms(n, gamma, beta, dgamma, stats, alive, above, dabove, ga, dga, ddga, by_gamma, by_beta, sums, terms):
+    """What is constant in a channel of image n: u's factor, beta, mean, A, B, and with tangents v's factor, C, E less A dmean."""
+    squares, channels = ga.shape[1:]
+    share = np.float32(0.25 / squares)
+    sums[:] = ZERO
+    for s in range(squares):
+        for c in range(channels):
+            given, count, total = wide(ga[n, s, c]) * QUARTER, np.float32(alive[n, s, c]), wide(above[n, s, c])
+            sums[0, c] += given * count
+            sums[1, c] += given * total
+            if dga is not None:
+                moved = wide(dga[n, s, c])
+                if ddga is not None:
+                    moved += wide(ddga[n, s, c])
+                moved *= QUARTER
+                sums[2, c] += moved * count
+                sums[3, c] += moved * total + given * wide(dabove[n, s, c])
+    for c in range(channels):
+        scale, betas, gammas = stats[1, n, c], sums[0, c] * share, sums[1, c] * share
+        factor = scale * gamma[c]
+        terms[0, c], terms[1, c], terms[2, c] = factor, beta[c], stats[0, n, c]
+        terms[3, c], terms[4, c] = -factor * gammas * scale, -factor * betas
+        if dga is None:
+            by_beta[c] += sums[0, c]
+            by_gamma[c] += sums[1, c]
+        else:
+            by_beta[c] += sums[2, c]
+            by_gamma[c] += sums[3, c]
+            mixed = stats[3, n, c] * scale
+            dfactor = scale * dgamma[c] - mixed * factor
+            dgammas = sums[3, c] * share
+            terms[5, c] = dfactor
+            terms[6, c] = scale * (factor * gammas * mixed - dfactor * gammas - factor * dgammas)
+            terms[7, c] = -dfactor * betas - factor * sums[2, c] * share - terms[3, c] * stats[2, n, c]
+
+
+@compiled
 def backward(y, dy, ddy, gamma, beta, dgamma, stats, alive, above, dabove, ga, dga, ddga, by_gamma, by_beta):
     """gy, in y's place; with tangents dgy in y's place and gy in dy's. The gradients by gamma and beta, or with tangents their
     tangents, are added to what is there.
@@ -169,40 +213,10 @@ def backward(y, dy, ddy, gamma, beta, dgamma, stats, alive, above, dabove, ga, d
     images, pixels, channels = y.shape
     side = int(math.sqrt(pixels))
     half = side // 2
-    share = np.float32(1 / pixels)
     sums = np.empty((4, channels), np.float32)
     terms = np.empty((8, channels), np.float32)
     for n in range(images):
-        sums[:] = ZERO
-        for s in range(half * half):
-            for c in range(channels):
-                given, count, total = wide(ga[n, s, c]) * QUARTER, np.float32(alive[n, s, c]), wide(above[n, s, c])
-                sums[0, c] += given * count
-                sums[1, c] += given * total
-                if dy is not None:
-                    moved = wide(dga[n, s, c])
-                    if ddga is not None:
-                        moved += wide(ddga[n, s, c])
-                    moved *= QUARTER
-                    sums[2, c] += moved * count
-                    sums[3, c] += moved * total + given * wide(dabove[n, s, c])
-        for c in range(channels):
-            scale, betas, gammas = stats[1, n, c], sums[0, c] * share, sums[1, c] * share
-            factor = scale * gamma[c]
-            terms[0, c], terms[1, c], terms[2, c] = factor, beta[c], stats[0, n, c]
-            terms[3, c], terms[4, c] = -factor * gammas * scale, -factor * betas
-            if dy is None:
-                by_beta[c] += sums[0, c]
-                by_gamma[c] += sums[1, c]
-            else:
-                by_beta[c] += sums[2, c]
-                by_gamma[c] += sums[3, c]
-                mixed = stats[3, n, c] * scale
-                dfactor = scale * dgamma[c] - mixed * factor
-                dgammas = sums[3, c] * share
-                terms[5, c] = dfactor
-                terms[6, c] = scale * (factor * gammas * mixed - dfactor * gammas - factor * dgammas)
-                terms[7, c] = -dfactor * betas - factor * sums[2, c] * share - terms[3, c] * stats[2, n, c]
+        _terms(n, gamma, beta, dgamma, stats, alive, above, dabove, ga, dga, ddga, by_gamma, by_beta, sums, terms)
         for row in range(half):
             for column in range(half):
                 s = row * half + column
