@@ -129,6 +129,13 @@ class Distiller:
             starts.begin_as_samples(bases, addressing, pixels, self.labels[rows])
         return bases, addressing
 
+    def to_dict(self, state: State) -> dict[str, Any]:
+        return state.to_dict() | {"objective": self.objective.to_dict()}
+
+    def load(self, state: State, saved: dict[str, Any]) -> None:
+        state.load(saved)
+        self.objective.load(saved.get("objective", {}))
+
     def memory(self, state: State) -> Memory:
         """The memory that a state stands for: the average, in the precision of the file."""
         config, images = self.config, self.images
@@ -303,8 +310,7 @@ def distill(
     """
     began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
     config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)
-    given = {"network": network, "objective": objective, "query": query}
-    own = {n: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for n, v in given.items() if v is not None}
+    own = _named(network=network, objective=objective, query=query)
     ways = query_of(config, images, query).ways or images.classes
     split, saved = training_split(images, config), None
     folder = None if run is None else Run.open(run, "distill") if resume else Run(run)
@@ -333,9 +339,13 @@ def distill(
     state = distiller.begin()
     _tell(distiller, say)
     if saved:
-        state.load(saved["state"])
-        distiller.objective.load(saved["state"].get("objective", {}))
+        distiller.load(state, saved["state"])
     return _perform(folder, distiller, state, fingerprint, _of(config, progress))
+
+
+def _named(**given: object) -> dict[str, str]:
+    """What was given in Python, as a config says it."""
+    return {name: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for name, v in given.items() if v is not None}
 
 
 def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:
@@ -370,8 +380,7 @@ def _perform(folder: Run | None, distiller: Distiller, state: State, fingerprint
 
     def save() -> None:
         known = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
-        known |= {"state": state.to_dict() | {"objective": distiller.objective.to_dict()}}
-        save_checkpoint(folder.checkpoint_path, known)
+        save_checkpoint(folder.checkpoint_path, known | {"state": distiller.to_dict(state)})
 
     with stopping() as caught, distiller.threads():
         trouble = _loop(distiller, state, record, save, caught)
