@@ -336,11 +336,8 @@ def distill(
     if folder and not resume:
         folder = Run.create(folder.folder, "distill", {"data": data or {}, "distill": to_json(config)})
     distiller = make(config)
-    state = distiller.begin()
     _tell(distiller, say)
-    if saved:
-        distiller.load(state, saved["state"])
-    return _perform(folder, distiller, state, fingerprint, _of(config, progress))
+    return _perform(folder, distiller, saved, fingerprint, _of(config, progress))
 
 
 def _named(**given: object) -> dict[str, str]:
@@ -359,8 +356,13 @@ def _of(config: DistillConfig, progress: Progress | None) -> Progress:
     return lambda line: progress(line | {"of": config.budget.outer_steps}) if progress else None
 
 
-def _perform(folder: Run | None, distiller: Distiller, state: State, fingerprint: str, progress: Progress) -> Memory:
-    """All outer steps from this state on, kept in a folder, if there is one."""
+def _perform(
+    folder: Run | None, distiller: Distiller, saved: dict[str, Any] | None, fingerprint: str, progress: Progress
+) -> Memory:
+    """All outer steps, from what was saved if anything was; kept in a folder, if there is one."""
+    state = distiller.begin()
+    if saved:
+        distiller.load(state, saved["state"])
     if not folder:
         with distiller.threads():
             trouble = _loop(distiller, state, progress, lambda: None, [])
