@@ -90,8 +90,9 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def by_weights(value: Tensor, weights: Params, create_graph: bool = False) -> Params:
-    return dict(zip(weights, torch.autograd.grad(value, list(weights.values()), create_graph=create_graph), strict=True))
+def by_weights(value: Tensor, weights: Params) -> Params:
+    """The gradient, to be differentiated once more."""
+    return dict(zip(weights, torch.autograd.grad(value, list(weights.values()), create_graph=True), strict=True))
 
 
 def full_graph(
@@ -102,7 +103,7 @@ def full_graph(
     params = {name: p.detach().requires_grad_() for name, p in params.items()}
     velocity = {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
-        gradient = by_weights(loss(params, images[rows], labels[rows]), params, create_graph=True)
+        gradient = by_weights(loss(params, images[rows], labels[rows]), params)
         velocity = {name: momentum * velocity[name] + g for name, g in gradient.items()}
         params = {name: p - lr * velocity[name] for name, p in params.items()}
     value = loss(params, *query)

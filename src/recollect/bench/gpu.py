@@ -65,26 +65,26 @@ def published_loop(
     def loss(weights: Params, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(torch.func.functional_call(network, weights, (x,)), y)
 
-    kept, theta = [], {name: p.detach().requires_grad_() for name, p in params.items()}
-    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
+    once = unroll.eager(loss)
+    kept, theta, velocity = [], params, {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
-        kept.append({name: p.detach().cpu() for name, p in theta.items()})
-        gradient = by_weights(loss(theta, images[rows], labels[rows]), theta)
+        kept.append({name: p.cpu() for name, p in theta.items()})
+        gradient = once.gradient(theta, images[rows], labels[rows])
         velocity = {name: momentum * velocity[name] + g for name, g in gradient.items()}
-        theta = {name: (p - lr * velocity[name]).detach().requires_grad_() for name, p in theta.items()}
-    value = loss(theta, *query)
-    slope, by_images = by_weights(value, theta), torch.zeros_like(images)
+        theta = {name: p - lr * velocity[name] for name, p in theta.items()}
+    slope, value = once.judge(theta, *query)
+    by_images = torch.zeros_like(images)
     mu = {name: torch.zeros_like(p) for name, p in slope.items()}
     for t in reversed(range(len(batches) - (window or len(batches)), len(batches))):
         weights = {name: p.to(images.device).requires_grad_() for name, p in kept[t].items()}
         seen = images[batches[t]].requires_grad_()
         mu = {name: momentum * mu[name] - lr * s for name, s in slope.items()}
-        inner = by_weights(loss(weights, seen, labels[batches[t]]), weights, create_graph=True)
+        inner = by_weights(loss(weights, seen, labels[batches[t]]), weights)
         dot = torch.stack([(g * mu[name]).sum() for name, g in inner.items()]).sum()
         *curvature, by_seen = torch.autograd.grad(dot, [*weights.values(), seen], materialize_grads=True)
         slope = {name: s + c for (name, s), c in zip(slope.items(), curvature, strict=True)}
         by_images.index_add_(0, batches[t], by_seen)
-    return MetaGradient(value.detach(), by_images, {name: p.detach() for name, p in theta.items()})
+    return MetaGradient(value, by_images, theta)
 
 
 WAYS: dict[str, tuple[str, int, Callable[[], Callable[..., MetaGradient]]]] = {

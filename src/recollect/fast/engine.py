@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recollect import unroll
 from recollect.data.augment import Drawn, Schedule
-from recollect.fast.flat import Flat, Pieces, Stacking
+from recollect.fast.flat import Alone, Flat, Pieces, Stacking
 from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
@@ -191,6 +191,7 @@ class _Plan:
         alike = len({tuple(start.numbers) for start in starts}) == 1
         each = len(starts) if flat.stacks and alike else 1
         groups = (slice(first, first + each) for first in range(0, len(starts), each))
+        self.passes = cast(Stacking, flat) if each > 1 else Alone(flat)
         self.inner = [_Inner(starts, group, images, size, loop) for group in groups]
         pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
@@ -235,16 +236,17 @@ class _Plan:
             main.wait_stream(stream)
 
     def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """This step's images and labels, [S B, ...]; rows of the gradient by images; its place in the trajectory."""
+        """This step's images [S B, ...] and labels [S, B]; rows of the gradient by images; its place in the trajectory."""
         plan = inner.plan.index_select(0, inner.step).flatten()
         rows, own = plan[:-1].chunk(2)
         images, labels = _of(inner.group, self.images, self.labels)
-        images, labels = images.reshape(-1, *images.shape[-3:]), labels.reshape(-1)
-        return images.index_select(0, rows), labels.index_select(0, rows), own, plan[-1:]
+        seen = images.reshape(-1, *images.shape[-3:]).index_select(0, rows)
+        return seen, labels.reshape(-1).index_select(0, rows).view(len(inner.theta), -1), own, plan[-1:]
 
     def _forward(self, inner: _Inner) -> None:
         seen, labels, _, place = self._batch(inner)
-        gradient = self._gradient(inner, inner.augment(seen, inner.step), labels)
+        seen = inner.augment(seen, inner.step).unflatten(0, labels.shape)
+        gradient = self.passes.gradients(inner.theta, seen, labels)
         inner.trajectory[0].index_copy_(0, place, inner.theta[None])
         if self.loop.optimiser == "sgd":
             torch.add(gradient, inner.mean, alpha=self.loop.beta, out=inner.mean)
@@ -260,12 +262,8 @@ class _Plan:
 
     def _judge(self, inner: _Inner) -> None:
         images, labels = _of(inner.group, *self.query)
-        if len(inner.theta) > 1:
-            slope, value = cast(Stacking, self.flat).judges(inner.theta, images, labels)
-        else:
-            slope, value = self.flat.judge(inner.theta[0], images.reshape(-1, *images.shape[-3:]), labels.reshape(-1))
-        inner.slope.copy_(slope)
-        inner.value.copy_(value)
+        for into, tensor in zip((inner.slope, inner.value), self.passes.judges(inner.theta, images, labels), strict=True):
+            into.copy_(tensor)
 
     def _adjoint(self, inner: _Inner) -> None:
         inner.step.sub_(1)
@@ -282,26 +280,9 @@ class _Plan:
             for into, tensor in zip(carried, found, strict=True):
                 into.copy_(tensor)
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
-        curvature, by_seen = self._curvature(inner, before, seen, labels)
+        curvature, by_seen = self.passes.adjoints(before, seen.unflatten(0, labels.shape), labels, inner.mu)
         inner.slope.add_(curvature)
-        inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen))
-
-    def _gradient(self, inner: _Inner, seen: Tensor, labels: Tensor) -> Tensor:
-        """[S, P]"""
-        count = len(inner.theta)
-        if count == 1:
-            return self.flat.gradient(inner.theta[0], seen, labels)[None]
-        return cast(Stacking, self.flat).gradients(inner.theta, seen.unflatten(0, (count, -1)), labels.view(count, -1))
-
-    def _curvature(self, inner: _Inner, before: Tensor, seen: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """H mu [S, P], and the gradient by what was seen, [S B, ...]."""
-        count = len(inner.theta)
-        if count == 1:
-            curvature, by_seen = self.flat.adjoint(before[0], seen, labels, inner.mu[0])
-            return curvature[None], by_seen
-        stacked = (before, seen.unflatten(0, (count, -1)), labels.view(count, -1), inner.mu)
-        curvature, by_seen = cast(Stacking, self.flat).adjoints(*stacked)
-        return curvature, by_seen.flatten(0, 1)
+        inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen.flatten(0, 1)))
 
 
 def _of(group: slice, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
