@@ -41,9 +41,6 @@ class Setting(NamedTuple):
     steps: int
     window: int | None = None
 
-    def problem(self) -> Problem:
-        return problem(CONVNET, self.batch, self.steps, REAL).to("cuda")
-
 
 SETTINGS = (
     Setting("320 images a step", 320, 150),
@@ -51,6 +48,10 @@ SETTINGS = (
     Setting("320 images a step, window of 50", 320, 150, 50),
 )
 """T = 150 and 640 real images; the first is that of the paper's published loop."""
+
+
+def _problem(batch: int, steps: int) -> Problem:
+    return problem(CONVNET, batch, steps, REAL).to("cuda")
 
 
 def published_loop(
@@ -68,7 +69,7 @@ def published_loop(
     once = unroll.eager(loss)
     kept, theta, velocity = [], params, {name: torch.zeros_like(p) for name, p in params.items()}
     for rows in batches:
-        kept.append({name: p.cpu() for name, p in theta.items()})
+        kept.append({name: p.detach().cpu() for name, p in theta.items()})
         gradient = once.gradient(theta, images[rows], labels[rows])
         velocity = {name: momentum * velocity[name] + g for name, g in gradient.items()}
         theta = {name: p - lr * velocity[name] for name, p in theta.items()}
@@ -91,22 +92,18 @@ WAYS: dict[str, tuple[str, int, Callable[[], Callable[..., MetaGradient]]]] = {
     "(a) published loop, fp32": ("fp32", 1, lambda: published_loop),
     "(a) published loop, TF32": ("tf32", 1, lambda: published_loop),
     "(b) full graph, TF32": ("tf32", 1, lambda: partial(full_graph, CONVNET.loss)),
-    "(c) general, eager, TF32": ("tf32", 2, lambda: _general(unroll.eager)),
-    "(c) general, compiled, TF32": ("tf32", 2, lambda: _general(compiled)),
+    "(c) general, eager, TF32": ("tf32", 2, lambda: Engine(General(CONVNET, unroll.eager(CONVNET.loss)), "tf32").metagradient),
+    "(c) general, compiled, TF32": ("tf32", 2, lambda: Engine(General(CONVNET, compiled(CONVNET.loss)), "tf32").metagradient),
     **{f"(d) ConvNet, {mode}": (mode, 5, lambda mode=mode: Engine(ConvNet(CONVNET, mode), mode).metagradient) for mode in MODES},
 }
 """To an outer iteration: its precision, how often to time it, and what makes it, so that nothing of one way lives on beside the
 next."""
 
 
-def _general(passes: Callable[[unroll.Loss], unroll.Passes]) -> Callable[..., MetaGradient]:
-    return Engine(General(CONVNET, passes(CONVNET.loss)), "tf32").metagradient
-
-
 def engine_speed(profile: bool) -> Iterator[Figures]:
     """Seconds an outer iteration and peak memory of each way, at each setting; and how near the ConvNet path is to the chip.
     The figures so far after each setting."""
-    rate, bandwidth = _matrix_rate(), _copy_bandwidth()
+    rate, bandwidth = _chip()
     found: Figures = {"matrix rate, TFLOP/s": rate / 1e12, "copy bandwidth, TB/s": bandwidth / 1e12}
     terminal.say(f"bf16 matrix product {rate / 1e12:.0f} TFLOP/s, copy {bandwidth / 1e12:.2f} TB/s")
     for setting in SETTINGS:
@@ -125,7 +122,7 @@ def engine_speed(profile: bool) -> Iterator[Figures]:
 
 def _setting_speed(setting: Setting, rate: float, bandwidth: float) -> Figures:
     rows: Figures = {}
-    arguments, options = setting.problem(), OPTIONS | ({"window": setting.window} if setting.window else {})
+    arguments, options = _problem(setting.batch, setting.steps), OPTIONS | ({"window": setting.window} if setting.window else {})
     for name, (mode, rounds, make) in WAYS.items():
         if not (setting.window and name.startswith("(b)")):  # a full graph has no window
             rows[name] = _measure(lambda make=make: partial(make(), *arguments, **options), mode, rounds)
@@ -144,8 +141,7 @@ def _setting_speed(setting: Setting, rate: float, bandwidth: float) -> Figures:
 
 def evaluation_seconds(mode: Compute, networks: int = 20) -> float:
     """The paper's protocol on a recall of CIFAR-10 at 1 image per class, once its kernels are compiled."""
-    given = Setting("", 1, 1).problem()
-    part = given.images, given.labels
+    part = _problem(1, 1)[1:3]
     train(CONVNET, [part], Recipe(epochs=2), [0], "cuda", mode)
     return timed(lambda: train(CONVNET, [part] * networks, Recipe(), list(range(networks)), "cuda", mode))
 
@@ -172,24 +168,21 @@ def _measure(make: Callable[[], Callable[[], object]], mode: str, rounds: int) -
     return {"seconds": seconds, "peak GiB": (torch.cuda.max_memory_reserved() - before) / 2**30}
 
 
-def _matrix_rate(size: int = 8192) -> float:
-    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / _device_seconds(lambda: a @ b)
+def _chip() -> tuple[float, float]:
+    """Operations a second of bf16 matrix products, and bytes a second of copies."""
 
+    def rate(amount: int, work: Callable[[], object]) -> float:
+        return 1000 * amount / cast(float, do_bench(work, return_mode="median"))
 
-def _copy_bandwidth(size: int = 2**30) -> float:
-    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * size / _device_seconds(lambda: target.copy_(source))
-
-
-def _device_seconds(work: Callable[[], object]) -> float:
-    return cast(float, do_bench(work, return_mode="median")) / 1000
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    source, target = (torch.zeros(2**30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source.random_()
+    return rate(2 * 8192**3, lambda: a @ b), rate(2 * 2**30, lambda: target.copy_(source))
 
 
 def profile_steps(batch: int = 320) -> str:
     """Time by kernel of 10 inner steps and 10 adjoint steps of the ConvNet path in bf16."""
-    given, flat = Setting("", batch, 1).problem(), ConvNet(CONVNET, "bf16")
+    given, flat = _problem(batch, 1), ConvNet(CONVNET, "bf16")
     vector, seen = flat.pack(given.params), (given.images[:batch], given.labels[:batch])
 
     def steps(count: int) -> None:
@@ -215,14 +208,10 @@ def exactness() -> Iterator[Figures]:
     """
     found: Figures = {}
     small = Network("convnet:width=16,depth=2", (1, 8, 8), 10)
-    unrolls = (
-        _unrolls("T = 20, 2 images of 8x8 a step, width 16", small, problem(small, 2, 20, 10, per_class=2).to("cuda")),
-        *(
-            _unrolls(f"T = {steps}, {batch} images a step", CONVNET, Setting("", batch, steps).problem())
-            for steps, batch in ((20, 320), (150, 100))
-        ),
-    )
-    for what, given, exact in chain(_one_pass(320), *unrolls):
+    tiny = _unrolls("T = 20, 2 images of 8x8 a step, width 16", small, problem(small, 2, 20, 10, per_class=2).to("cuda"))
+    sizes = (20, 320), (150, 100)
+    large = [_unrolls(f"T = {steps}, {batch} images a step", CONVNET, _problem(batch, steps)) for steps, batch in sizes]
+    for what, given, exact in chain(_one_pass(320), tiny, *large):
         error = float((given - exact).norm() / exact.norm())
         cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
         found[what] = {"relative error": error, "1 - cosine": 1 - cosine}
@@ -232,7 +221,7 @@ def exactness() -> Iterator[Figures]:
 
 def _one_pass(count: int) -> Iterator[tuple[str, Tensor, Tensor]]:
     """What it is, in some precision, and as float64 has it."""
-    params, images, labels, (rows,), _ = Setting("", count, 1).problem().to("cuda", torch.float64)
+    params, images, labels, (rows,), _ = _problem(count, 1).to("cuda", torch.float64)
     generator = torch.Generator("cuda").manual_seed(0)
     mu = {n: torch.randn(p.shape, generator=generator, device="cuda", dtype=p.dtype) * 0.01 for n, p in params.items()}
     seen, truth, exact = images[rows], labels[rows], unroll.eager(CONVNET.loss)
