@@ -14,8 +14,8 @@ import recollect
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "recollect"
 
-# From top to bottom. A room may import those above it, itself, and those on its own line; a longer name goes before a shorter
-# (fast.bench is no part of fast). What it is for comes after the colon.
+# From top to bottom. A room may import those above it, itself, and those on its own line; a longer name goes before a shorter.
+# What it is for comes after the colon.
 ROOMS = """
 __init__: the public names, each imported when it is first used
 errors: what a user is told
@@ -46,7 +46,7 @@ selection: one setting, chosen on validation
 continual: streams, learners, metrics
 show: terminal, report, figures
 studio: the web page
-demo, bench, fast.bench, export: the first example, benchmarks, exports
+demo, bench, export: the first example, benchmarks, exports
 commands: one file a command
 cli, __main__: the command line
 avalanche: the bridge to Avalanche

@@ -77,10 +77,9 @@ class _Residual(nn.Module):
     def __init__(self, channels: int, width: int):
         super().__init__()
         layers: list[nn.Module] = []
-        for number, inputs in enumerate((channels, width, width)):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), InstanceNorm(width)]
-            layers += [nn.ReLU()] if number < 2 else []
-        self.body = nn.Sequential(*layers)
+        for inputs in (channels, width, width):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), InstanceNorm(width), nn.ReLU()]
+        self.body = nn.Sequential(*layers[:-1])
         self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, bias=False), InstanceNorm(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,6 +148,12 @@ def constructor(network: "str | Constructor") -> Constructor:
     return lambda shape, classes: build(shape, classes, **chosen)
 
 
+def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:
+    """The numbers of a vector as parameters of these shapes."""
+    pieces = vector.split([shape.numel() for shape in shapes.values()])
+    return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+
+
 class Network:
     """One architecture for one image shape: fresh parameters by seed, and the logits they give."""
 
@@ -188,9 +193,7 @@ class Network:
         """As the modules of named networks initialise themselves: weights and biases uniform, norms one and zero."""
         low, width = self._bounds(generator.device)
         vector = torch.addcmul(low, torch.rand(len(low), generator=generator, device=generator.device), width)
-        shapes = {name: p.shape for name, p in self.module.named_parameters()}
-        pieces = vector.split([shape.numel() for shape in shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(shapes.items(), pieces, strict=True)}
+        return views(vector, {name: p.shape for name, p in self.module.named_parameters()})
 
     @lru_cache(maxsize=4)  # noqa: B019 (a network lives as long as its run)
     def _bounds(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -198,14 +201,10 @@ class Network:
         low, width = [], []
         for name, p in self.module.named_parameters():
             owner = self.module.get_submodule(name.rpartition(".")[0])
-            if isinstance(owner, InstanceNorm):
-                low.append(p.detach().flatten())
-                width.append(torch.zeros(p.numel()))
-            else:
-                assert isinstance(owner, nn.Linear | nn.Conv2d), type(owner)
-                bound = owner.weight[0].numel() ** -0.5
-                low.append(torch.full((p.numel(),), -bound))
-                width.append(torch.full((p.numel(),), 2 * bound))
+            assert isinstance(owner, nn.Linear | nn.Conv2d | InstanceNorm), type(owner)
+            bound = 0.0 if isinstance(owner, InstanceNorm) else owner.weight[0].numel() ** -0.5
+            low.append(torch.full_like(p, -bound).flatten() if bound else p.detach().flatten())
+            width.append(torch.full((p.numel(),), 2 * bound))
         return torch.cat(low).to(device), torch.cat(width).to(device)
 
     def logits(self, params: Params, images: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ the weights are kept (for Adam its two averages and gradients too), so activatio
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -70,26 +71,6 @@ def eager(loss: Loss) -> Passes:
     return Passes(gradient, adjoint, grad_and_value(loss))
 
 
-class _Trajectory:
-    """What the adjoint needs of the last steps, in one block a tensor: weights kept one by one would scatter over the
-    heap, and every activation after them would need new memory."""
-
-    def __init__(self, length: int):
-        self.length = length
-        self.blocks: list[Params] = []
-
-    def keep(self, place: int, *kinds: Params) -> None:
-        """theta_{t-1}, and for Adam g_t, m_t, v_t."""
-        if not self.blocks:
-            self.blocks = [{n: p.new_empty(self.length, *p.shape) for n, p in kind.items()} for kind in kinds]
-        for block, kind in zip(self.blocks, kinds, strict=True):
-            for name, p in kind.items():
-                block[name][place].copy_(p)
-
-    def __getitem__(self, place: int) -> list[Params]:
-        return [{name: tensors[place].clone() for name, tensors in block.items()} for block in self.blocks]
-
-
 def metagradient(
     loss: Loss,
     params: Params,
@@ -131,14 +112,14 @@ def metagradient(
     # The adjoint, last step first
     first, by_images = len(batches) - window, torch.zeros_like(images)
     mu = {name: torch.zeros_like(p) for name, p in params.items()}
-    carried = {name: (zero, zero) for name, zero in mu.items()}
+    by_mean, by_square = mu, mu
     for t in reversed(range(first, len(batches))):
-        before, *adam = kept[t - first]
+        before, *adam = ({name: tensors[t - first].clone() for name, tensors in block.items()} for block in kept)
         if optimiser == "sgd":
             keep = beta if bridge == "full" else 0.0
             mu = {name: keep * mu[name] - lr * slope[name] for name in mu}
         else:
-            mu, carried = adam_adjoint(adam, slope, carried, lr, beta, t + 1, bridge)
+            mu, by_mean, by_square = _each(partial(adam_adjoint, lr, beta, t + 1, bridge), *adam, slope, by_mean, by_square)
         seen, pull = with_pullback(augment, images[batches[t]], t)
         curvature, by_seen = run.adjoint(before, seen, labels[batches[t]], mu)
         slope = {name: s + curvature[name] for name, s in slope.items()}
@@ -149,9 +130,14 @@ def metagradient(
 def _train(
     run: Passes, params: Params, images: Tensor, labels: Tensor, batches: Tensor, window: int, lr: float, beta: float,
     optimiser: Optimiser, augment: Augment | None,
-) -> tuple[_Trajectory, Params]:  # fmt: skip
-    """The inner loop: theta_T, and what the adjoint will need of the last `window` steps."""
-    first, kept = len(batches) - window, _Trajectory(window)
+) -> tuple[list[Params], Params]:  # fmt: skip
+    """The inner loop: what the adjoint needs of the last `window` steps (theta_{t-1}; for Adam g_t, m_t, v_t too), and theta_T.
+
+    It is kept in one block a tensor: weights kept one by one would scatter over the heap, and every activation after them
+    would need new memory.
+    """
+    first, kinds = len(batches) - window, 1 if optimiser == "sgd" else 4
+    kept = [{name: p.new_empty(window, *p.shape) for name, p in params.items()} for _ in range(kinds)]
     mean = {name: torch.zeros_like(p) for name, p in params.items()}
     square = mean
     for t, rows in enumerate(batches):
@@ -161,10 +147,19 @@ def _train(
             mean = {name: beta * m + gradient[name] for name, m in mean.items()}
             params = {name: p - lr * mean[name] for name, p in params.items()}
         else:
-            mean, square, params = adam_step(params, gradient, mean, square, lr, beta, t + 1)
+            params, mean, square = _each(partial(adam_step, lr, beta, t + 1), params, gradient, mean, square)
         if t >= first:
-            kept.keep(t - first, before, *((gradient, mean, square) if optimiser == "adam" else ()))
+            for block, kind in zip(kept, (before, gradient, mean, square)[:kinds], strict=True):
+                for name, p in kind.items():
+                    block[name][t - first].copy_(p)
     return kept, params
+
+
+def _each(function: Callable[..., tuple[Tensor, Tensor, Tensor]], *of: Params) -> tuple[Params, Params, Params]:
+    """A function of tensors, for every name."""
+    found = {name: function(*(each[name] for each in of)) for name in of[0]}
+    first, second, third = ({name: tensors[number] for name, tensors in found.items()} for number in range(3))
+    return first, second, third
 
 
 def with_pullback(augment: Augment | None, images: Tensor, t: Step) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -183,33 +178,30 @@ def checked_window(window: int | None, steps: int) -> int:
     return window
 
 
-def adam_step(params: Params, gradient: Params, mean: Params, square: Params, lr: float, beta: float, t: Step):
-    """One step of Adam: (m_t, v_t, theta_t)."""
-    mean = {name: beta * m + (1 - beta) * gradient[name] for name, m in mean.items()}
-    square = {name: ADAM_BETA2 * v + (1 - ADAM_BETA2) * gradient[name] ** 2 for name, v in square.items()}
-    new = {}
-    for name, p in params.items():
-        root = (square[name] / (1 - ADAM_BETA2**t)).sqrt()
-        new[name] = p - lr * (mean[name] / (1 - beta**t)) / (root + ADAM_EPSILON)
-    return mean, square, new
+def adam_step(
+    lr: float, beta: float, t: Step, theta: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of Adam: (theta_t, m_t, v_t)."""
+    mean = beta * mean + (1 - beta) * gradient
+    square = ADAM_BETA2 * square + (1 - ADAM_BETA2) * gradient**2
+    root = (square / (1 - ADAM_BETA2**t)).sqrt()
+    return theta - lr * (mean / (1 - beta**t)) / (root + ADAM_EPSILON), mean, square
 
 
 def adam_adjoint(
-    kept: list[Params], slope: Params, carried: dict[str, tuple[Tensor, Tensor]], lr: float, beta: float, t: Step, bridge: Bridge
-) -> tuple[Params, dict[str, tuple[Tensor, Tensor]]]:
+    lr: float, beta: float, t: Step, bridge: Bridge,
+    gradient: Tensor, mean: Tensor, square: Tensor, slope: Tensor, by_mean: Tensor, by_square: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """mu_t = dJ/dg_t of an Adam step, and dJ/dm_{t-1}, dJ/dv_{t-1} to carry on ("forward-only" carries nothing).
 
     Where v_t is 0 the gradient never was anything else, and the root's infinite slope meets a factor of 0: its term is 0.
     """
-    gradients, means, squares = kept
-    mu, carry = {}, {}
     unbias, scale = 1 - ADAM_BETA2**t, lr / (1 - beta**t)
-    for name, s in slope.items():
-        root = (squares[name] / unbias).sqrt()
-        by_mean = carried[name][0] - scale * s / (root + ADAM_EPSILON)
-        by_root = scale * s * means[name] / (root + ADAM_EPSILON) ** 2
-        by_square = carried[name][1] + torch.where(root > 0, by_root / (2 * root * unbias), 0.0)
-        mu[name] = (1 - beta) * by_mean + (1 - ADAM_BETA2) * 2 * gradients[name] * by_square
-        zero = torch.zeros_like(s)
-        carry[name] = (zero, zero) if bridge == "forward-only" else (beta * by_mean, ADAM_BETA2 * by_square)
-    return mu, carry
+    root = (square / unbias).sqrt()
+    by_mean = by_mean - scale * slope / (root + ADAM_EPSILON)
+    by_root = scale * slope * mean / (root + ADAM_EPSILON) ** 2
+    by_square = by_square + torch.where(root > 0, by_root / (2 * root * unbias), 0.0)
+    mu = (1 - beta) * by_mean + (1 - ADAM_BETA2) * 2 * gradient * by_square
+    if bridge == "forward-only":
+        return mu, torch.zeros_like(mu), torch.zeros_like(mu)
+    return mu, beta * by_mean, ADAM_BETA2 * by_square

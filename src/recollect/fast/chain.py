@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recollect.fast.flat import General
+from recollect.fast.flat import General, Pair
 from recollect.fast.patches import Window, through_relu
 from recollect.nets import Network, Params
 from recollect.unroll import Passes
 
 ALIGNED = 32  # numbers: each network's vector begins where wide loads can
+WEIGHING = nn.Conv2d, nn.Linear
 
 
 def fits(network: Network) -> bool:
@@ -31,18 +32,10 @@ def fits(network: Network) -> bool:
     convolutions = kinds.index(nn.Flatten) // 2 if nn.Flatten in kinds else 0
     linear = len(layers) // 2 - convolutions
     expected = [*[nn.Conv2d, nn.ReLU] * convolutions, nn.Flatten, nn.Linear, *[nn.ReLU, nn.Linear] * (linear - 1)]
-    names = [f"{n}.{kind}" for n, layer in enumerate(layers) if _weighs(layer) for kind in ("weight", "bias")]
-    return (
-        linear > 0
-        and kinds == expected
-        and all(_plain(layer) for layer in layers)
-        and [name for name, _ in network.module.named_parameters()] == names  # each its own, each with a bias
-        and not any(each._forward_hooks or each._forward_pre_hooks for each in network.module.modules())
-    )
-
-
-def _weighs(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv2d | nn.Linear)
+    names = [f"{n}.{kind}" for n, layer in enumerate(layers) if type(layer) in WEIGHING for kind in ("weight", "bias")]
+    own = [name for name, _ in network.module.named_parameters()] == names  # each its own, each with a bias
+    hooked = any(each._forward_hooks or each._forward_pre_hooks for each in network.module.modules())
+    return linear > 0 and kinds == expected and all(_plain(layer) for layer in layers) and own and not hooked
 
 
 def _plain(layer: nn.Module) -> bool:
@@ -89,11 +82,6 @@ class Chain(General):
                 self.inputs[f"{name}.weight"] = (channels, height * width) if after_maps else (layer.in_features, 1)
                 self.windows.append(None)
 
-    @property
-    def layouts(self) -> list[tuple[int, ...]]:
-        """of each layer's inputs"""
-        return list(self.inputs.values())
-
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of a pass: beside the layers' maps their patches."""
         patches = sum(w.out_height * w.out_width * w.length for w in self.windows if w)
@@ -123,13 +111,11 @@ class Chain(General):
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         return self.gradients(vector[None], images[None], labels[None], total)[0]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
         slope, value = self.judges(vector[None], images[None], labels[None], total)
         return slope[0], value[0]
 
-    def adjoint(
-        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
         curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None], total)
         return curvature[0], by_images[0]
 
@@ -141,7 +127,7 @@ class Chain(General):
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
         labels = labels.expand(count, labels.shape[-1])
@@ -157,9 +143,7 @@ class Chain(General):
         return slope
 
     @torch.no_grad()
-    def adjoints(
-        self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
@@ -214,17 +198,18 @@ class Chain(General):
         """What a layer sees of the rows below it, through the ReLU between them, if there is one: `alive` is what it was
         given."""
         if window := self.windows[number]:
-            patches = window.spread(rows.reshape(window.maps), None if alive is None else alive.reshape(window.maps))
-            return patches.reshape(len(rows), -1, window.length)
-        return through_relu(rows, alive).view(len(rows), -1, prod(self.layouts[number]))
+            return window.spread(rows.reshape(window.maps), alive).reshape(len(rows), -1, window.length)
+        return through_relu(rows, alive).view(len(rows), -1, prod(self._inputs(number)))
 
     def _gather(self, number: int, seen: Tensor, alive: Tensor | None) -> Tensor:
         """Its transpose, for gradients."""
         if window := self.windows[number]:
             patches = seen.view(-1, window.out_height, window.out_width, window.length)
-            maps = window.gather(patches, None if alive is None else alive.reshape(window.maps))
-            return maps.reshape(len(seen), -1, window.channels)
-        return through_relu(seen.reshape(len(seen), -1, self.layouts[number][0]), alive) if number else seen
+            return window.gather(patches, alive).reshape(len(seen), -1, window.channels)
+        return through_relu(seen.reshape(len(seen), -1, self._inputs(number)[0]), alive) if number else seen
+
+    def _inputs(self, number: int) -> tuple[int, ...]:
+        return list(self.inputs.values())[number]
 
     def _forward(self, layers: list[Layer], images: Tensor) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """What each layer sees, what each ReLU is given, and the logits."""
@@ -243,14 +228,11 @@ class Chain(General):
         self, layers: list[Layer], moves: list[Layer], seen: list[Tensor], alive: list[Tensor]
     ) -> tuple[list[Tensor], Tensor]:
         """Of what each layer sees, but the first: images have none, and their place is not read; and of the logits."""
-        dots, rows = [seen[0]], None
-        for number, (layer, move) in enumerate(zip(layers, moves, strict=True)):
-            if rows is not None:
-                dots.append(self._spread(number, rows, alive[number - 1]))
-            rows = torch.baddbmm(move.bias, seen[number], move.weight.mT)
-            if number:
-                rows.baddbmm_(dots[number], layer.weight.mT)
-        assert rows is not None
+        dots, rows = [seen[0]], torch.baddbmm(moves[0].bias, seen[0], moves[0].weight.mT)
+        for number in range(1, len(layers)):
+            dots.append(self._spread(number, rows, alive[number - 1]))
+            rows = torch.baddbmm(moves[number].bias, seen[number], moves[number].weight.mT)
+            rows.baddbmm_(dots[number], layers[number].weight.mT)
         return dots, rows
 
     def _slopes(
@@ -273,9 +255,7 @@ class Half(Chain):
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         return super().gradients(vectors.bfloat16(), images.bfloat16(), labels, total).to(vectors)
 
-    def adjoints(
-        self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
         halved = (vectors.bfloat16(), images.bfloat16(), labels, mu.bfloat16())
         curvature, by_images = super().adjoints(*halved, total)
         return curvature.to(vectors), by_images.to(images)

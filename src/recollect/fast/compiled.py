@@ -24,24 +24,24 @@ def compiled(loss: Loss) -> Passes:
         return eager(loss)
 
     def gradient(params: Params, images: Tensor, labels: Tensor) -> Params:
-        return grad(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)
+        return grad(loss)(*_channels_last(params, images), labels)
 
     def adjoint(params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
-        direction = _channels_last(mu)
+        direction, _ = _channels_last(mu, images)
 
         def slope(theta: Params, x: Tensor) -> Tensor:
             return jvp(lambda p: loss(p, x, labels), (theta,), (direction,))[1]
 
-        images = images.contiguous(memory_format=torch.channels_last)
-        return grad(slope, argnums=(0, 1))(_channels_last(params), images)
+        return grad(slope, argnums=(0, 1))(*_channels_last(params, images))
 
     def judge(params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
-        return grad_and_value(loss)(_channels_last(params), images.contiguous(memory_format=torch.channels_last), labels)
+        return grad_and_value(loss)(*_channels_last(params, images), labels)
 
     options: dict[str, Any] = {"post_grad_custom_pre_pass": PruneConvolutions()}
     faster = partial(torch.compile, dynamic=False, options=options)
     return Passes(faster(gradient), faster(adjoint), faster(judge))
 
 
-def _channels_last(params: Params) -> Params:
-    return {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in params.items()}
+def _channels_last(params: Params, images: Tensor) -> tuple[Params, Tensor]:
+    laid = {n: p.contiguous(memory_format=torch.channels_last) if p.ndim == 4 else p for n, p in params.items()}
+    return laid, images.contiguous(memory_format=torch.channels_last)

@@ -39,13 +39,10 @@ TILES = {
     ("forward", "large", True): (64, 32, 8, 1, 4),
     ("backward", "large", False): (64, 64, 4, 1, 4),
     ("backward", "large", True): (64, 32, 8, 1, 4),
-    ("forward", "small", False): (64, 32, 2, 1, 1),
-    ("forward", "small", True): (64, 32, 2, 1, 1),
-    ("backward", "small", False): (64, 32, 2, 1, 1),
-    ("backward", "small", True): (64, 32, 2, 1, 1),
 }
-"""How a kernel cuts its work up, for the first block, maps above 8x8 and others, with a tangent or not: rows, channels, warps,
-stages, unrolling. The best of 5 to 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
+SMALL_TILES = (64, 32, 2, 1, 1)
+"""How a kernel cuts its work up: rows, channels, warps, stages, unrolling; for the first block and for maps above 8x8, with a
+tangent or not, and for all others. The best of 5 to 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
 
 
 @dataclass(frozen=True)
@@ -133,51 +130,42 @@ class ConvNet:
         parts[f"{self.linear}.bias"] = head[-self.classes :]
         return parts
 
+    def _in_order(self, vector: Tensor) -> dict[str, Tensor]:
+        """The same, as views that count through each part as the network does."""
+        parts, side, linear = self._parts(vector), self.blocks[-1].side // 2, f"{self.linear}.weight"
+        parts["0.weight"] = parts["0.weight"][: 9 * self.channels].T
+        for block in self.blocks[1:]:
+            parts[f"{block.name}.weight"] = parts[f"{block.name}.weight"].permute(0, 3, 1, 2)
+        parts[linear] = parts[linear].unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2)
+        return parts
+
     def pack(self, params: Params) -> Tensor:
         """The vector of these parameters."""
-        first = next(iter(params.values()))
-        vector = first.new_zeros(self.size, dtype=torch.float32)
-        side = self.blocks[-1].side // 2
-        for name, part in self._parts(vector).items():
-            value = params[name]
-            if name == "0.weight":
-                part[: 9 * self.channels] = value.flatten(1).T
-            elif name == f"{self.linear}.weight":
-                part.copy_(value.unflatten(1, (self.width, side, side)).permute(0, 2, 3, 1).flatten(1))
-            else:
-                part.copy_(value.permute(0, 2, 3, 1) if value.ndim == 4 else value)
+        vector = next(iter(params.values())).new_zeros(self.size, dtype=torch.float32)
+        for name, part in self._in_order(vector).items():
+            part.copy_(params[name].reshape(part.shape))
         return vector
 
     def unpack(self, vector: Tensor, like: Params) -> Params:
         """Parameters again; the convolutions' biases, which do not move, as they are in `like`."""
-        params, side = {name: p.to(vector.device) for name, p in like.items()}, self.blocks[-1].side // 2
-        for name, part in self._parts(vector).items():
-            if name == "0.weight":
-                part = part[: 9 * self.channels].T.reshape(like[name].shape)
-            elif name == f"{self.linear}.weight":
-                part = part.unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2).flatten(1)
-            else:
-                part = part.permute(0, 3, 1, 2) if part.ndim == 4 else part
-            params[name] = part.clone(memory_format=torch.contiguous_format)
+        params = {name: p.to(vector.device) for name, p in like.items()}
+        for name, part in self._in_order(vector).items():
+            params[name] = part.clone(memory_format=torch.contiguous_format).view(like[name].shape)
         return params
 
     def work(self, images: int) -> dict[str, tuple[float, float]]:
         """(operations, bytes) of each pass: products of the convolutions, and what the launches read and write between them,
         each tensor once."""
-        operations = {"gradient": 0.0, "adjoint": 0.0}
-        numbers = {"gradient": 3.0, "adjoint": 5.0}
         patches = self.blocks[0].side ** 2 * self.patch
-        numbers = {name: times * patches for name, times in numbers.items()}
+        operations, numbers = {"gradient": 0.0, "adjoint": 0.0}, {"gradient": 3.0 * patches, "adjoint": 5.0 * patches}
         for number, block in enumerate(self.blocks):
-            inputs = self.channels if number == 0 else self.width
-            unit = 2 * 9 * inputs * self.width * block.side**2
+            whole = self.width * block.side**2
+            unit = 2 * 9 * (self.width if number else self.channels) * whole
             operations["gradient"] += (3 if number else 2) * unit
             operations["adjoint"] += (8 if number else 5) * unit
-            whole, pooled = self.width * block.side**2, self.width * block.side**2 / 4
-            numbers["gradient"] += 5 * pooled + (6 * whole if number else 0)
-            numbers["adjoint"] += 13 * pooled + (16 * whole if number else 0)
-        size = 2 if self.precision == "bf16" else 4
-        return {name: (images * operations[name], images * numbers[name] * size) for name in operations}
+            numbers["gradient"] += (5 / 4 + (6 if number else 0)) * whole
+            numbers["adjoint"] += (13 / 4 + (16 if number else 0)) * whole
+        return {name: (images * operations[name], images * numbers[name] * self.kind.itemsize) for name in operations}
 
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of all tensors of a pass over so many images."""
@@ -211,7 +199,7 @@ class ConvNet:
         kept, pooled = [], []
         for number, block in enumerate(self.blocks):
             if number:
-                maps.append(_convolve(pooled[-1], given.weights[number]))
+                maps.append(F.conv2d(pooled[-1], given.weights[number], padding=1))
             pooled.append(run.forward(block, given, None, maps[number]))
             kept.append(run.kept)
         ga, losses = run.head(pooled[-1], given, None, labels, total or len(images), self._head(found))
@@ -219,8 +207,8 @@ class ConvNet:
             gy = run.backward(block, given, None, maps[number], kept[number], ga)
             if number:
                 before, weight = pooled[number - 1], given.weights[number]
-                ga = _by_input(gy, before, weight)
-                self._store(_by_weight(gy, before, weight), found, block)
+                ga = _backward("input", gy, before, weight)
+                self._store(_backward("weight", gy, before, weight), found, block)
         run.total(found)
         return found, losses
 
@@ -234,8 +222,8 @@ class ConvNet:
         kept, pooled = [], []
         for number, block in enumerate(self.blocks):
             if number:
-                both = _convolve(pooled[-1], given.weights[number])
-                moving = _convolve(pooled[-1][:count], moved.weights[number])
+                both = F.conv2d(pooled[-1], given.weights[number], padding=1)
+                moving = F.conv2d(pooled[-1][:count], moved.weights[number], padding=1)
                 maps.append((both[:count], both[count:], moving))
             pooled.append(run.forward(block, given, moved, maps[number]))
             kept.append(run.kept)
@@ -245,10 +233,10 @@ class ConvNet:
             both = run.backward(block, given, moved, maps[number], kept[number], back)
             if number:
                 before, weight = pooled[number - 1], given.weights[number]
-                stack = _by_input(both, before, weight)
-                moving = _by_input(both[count:], before[:count], moved.weights[number])
+                stack = _backward("input", both, before, weight)
+                moving = _backward("input", both[count:], before[:count], moved.weights[number])
                 back = (stack[count:], stack[:count], moving)
-                self._store(_by_weight(both, before, weight), found, block)
+                self._store(_backward("weight", both, before, weight), found, block)
         run.total(found)
         return found, run.fold()
 
@@ -329,7 +317,7 @@ class _Launch:
         self.kept = (stats, alive, above, dabove)
         tiles = _tiles("forward", block, net, fused, self.tangent)
         kernels.forward[(self.count, net.width // tiles["CHANNELS"])](
-            y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),
+            y, dy, ddy, *self._first(fused, given, moved),
             *given.norm(block), *(moved.norm(block) if moved else (None, None)), a, da, *self.kept, self.count,
             SIDE=block.side, C=net.width, K=net.patch, FUSED=fused, TANGENT=self.tangent, EXACT=net.precision == "fp32",
             **self.parts, **self.dots, **tiles,
@@ -348,7 +336,7 @@ class _Launch:
         self.by_patch = self._new(parts, self.count, 9 * net.channels, block.side**2) if fused and self.tangent else None
         gamma, beta = given.norm(block)
         kernels.backward[(self.count, parts)](
-            y, dy, ddy, *self._patches(fused), *self._first(fused, given, moved),
+            y, dy, ddy, *self._first(fused, given, moved),
             gamma, beta, moved.norm(block)[0] if moved else None, *kept,
             ga, dga, ddga, gy, dgy, self.by_patch, self.partial, self.count,
             FIRST_ROW=block.row, ALL_ROWS=net.rows, SIDE=block.side, C=net.width, K=net.patch,
@@ -357,12 +345,10 @@ class _Launch:
         )  # fmt: skip
         return both
 
-    def _patches(self, fused: bool) -> tuple[Tensor | None, Tensor | None]:
-        return (self.patches, self.gram) if fused else (None, None)
-
-    def _first(self, fused: bool, given: "_Given", moved: "_Given | None") -> tuple[Tensor | None, Tensor | None]:
-        """The first convolution's weights and their tangent, for the kernels that do it themselves."""
-        return (given.weights[0], moved.weights[0] if moved else None) if fused else (None, None)
+    def _first(self, fused: bool, given: "_Given", moved: "_Given | None") -> tuple[Tensor | None, ...]:
+        """The patches and weights of the first convolution, for the kernels that do it themselves."""
+        first = self.patches, self.gram, given.weights[0], moved.weights[0] if moved else None
+        return first if fused else (None,) * 4
 
     def total(self, found: Tensor) -> None:
         """The rows that backward left for each image, added up at the head of the vector."""
@@ -401,33 +387,19 @@ class _Launch:
 
 
 def _tiles(kernel: str, block: Block, net: ConvNet, fused: bool, tangent: bool) -> dict[str, int]:
-    kind = "first" if fused else "large" if block.side > 8 else "small"
-    rows, channels, warps, stages, unroll = TILES[kernel, kind, tangent]
+    large = TILES[kernel, "first" if fused else "large", tangent]
+    rows, channels, warps, stages, unroll = large if fused or block.side > 8 else SMALL_TILES
     if net.kind == torch.float32:  # twice the registers
         rows, stages, unroll = min(rows, 32), 1, 1
-    return {
-        "ROWS": min(rows, block.side**2),
-        "CHANNELS": min(channels, net.width),
-        "num_warps": warps,
-        "num_stages": stages,
-        "UNROLL": unroll,
-    }
+    shape = {"ROWS": min(rows, block.side**2), "CHANNELS": min(channels, net.width)}
+    return shape | {"num_warps": warps, "num_stages": stages, "UNROLL": unroll}
 
 
-def _convolve(images: Tensor, weight: Tensor) -> Tensor:
-    return F.conv2d(images, weight, padding=1)
-
-
-def _by_input(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    return _backward(by_output, images, weight, [True, False, False])[0]
-
-
-def _by_weight(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    return _backward(by_output, images, weight, [False, True, False])[1]
-
-
-def _backward(by_output: Tensor, images: Tensor, weight: Tensor, wanted: list[bool]):
-    return aten.convolution_backward(by_output, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
+def _backward(of: str, by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
+    """The gradient by a convolution's "input" or "weight"."""
+    wanted = [of == "input", of == "weight", False]
+    found = aten.convolution_backward(by_output, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
+    return found[wanted.index(True)]
 
 
 def _power(number: int, least: int, most: int | None = None) -> int:

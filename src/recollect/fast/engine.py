@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from recollect import unroll
-from recollect.data.augment import Schedule
-from recollect.fast.flat import Flat, Pieces, Stacking
+from recollect.data.augment import Drawn, Schedule
+from recollect.fast.flat import Alone, Flat, Pieces, Stacking
 from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
@@ -34,6 +34,21 @@ class Start(NamedTuple):
     batches: Tensor
     """[T, B] rows of the recalled set"""
     augment: Schedule | None = None
+
+    @property
+    def numbers(self) -> Drawn:
+        return self.augment.numbers if self.augment else {}
+
+
+class _Loop(NamedTuple):
+    """What the steps of an unroll do, and how many there may be."""
+
+    window: int
+    capacity: int
+    lr: float
+    beta: float
+    bridge: Bridge
+    optimiser: Optimiser
 
 
 @contextmanager
@@ -94,22 +109,19 @@ class Engine:
         Where `weights` are not wanted, `params` are left empty.
         """
         steps, batch = starts[0].batches.shape
-        window = unroll.checked_window(window, steps)
+        window, beta = unroll.checked_window(window, steps), 0.0 if bridge == "none" else momentum
+        loop = _Loop(window, max(steps, longest or 0), lr, beta, bridge, optimiser)
         if any(start.batches.shape != starts[0].batches.shape for start in starts):
             raise ValueError("inner networks side by side need batches of the same shape")
-        names = tuple(
-            tuple((name, n.shape[1]) for name, n in start.augment.numbers.items()) if start.augment else () for start in starts
-        )
-        shapes = (len(starts), batch, images.shape, query[0].shape, images.dtype, images.device)
-        capacity = max(steps, longest or 0)
-        key = (shapes, names, window, capacity, lr, momentum, bridge, optimiser)
+        names = tuple(tuple((name, n.shape[1]) for name, n in start.numbers.items()) for start in starts)
+        key = (len(starts), batch, images.shape, query[0].shape, images.dtype, images.device, names, loop)
         while key not in self.plans:
             while len(self.plans) >= MOST_PLANS:
                 self.plans.pop(next(iter(self.plans)))  # its graphs hold memory
             flat = Pieces(self.flat, self.most) if self.most else self.flat
             try:
                 with precision(self.compute, self.flat.benchmark):
-                    self.plans[key] = _Plan(flat, starts, images, query, window, capacity, lr, momentum, bridge, optimiser)
+                    self.plans[key] = _Plan(flat, starts, images, query, loop)
             except torch.OutOfMemoryError:
                 largest = self.most or max(batch, query[1].shape[-1])
                 if largest == 1 or not self.flat.splits:
@@ -138,23 +150,24 @@ class Engine:
 class _Inner:
     """The tensors of some inner networks that step together: one, or several stacked along the first dimension."""
 
-    def __init__(self, starts: Sequence[Start], images: Tensor, size: int, window: int, capacity: int, kinds: int):
+    def __init__(self, starts: Sequence[Start], group: slice, images: Tensor, size: int, loop: _Loop):
+        self.group, starts = group, starts[group]
         count, batch, device = len(starts), starts[0].batches.shape[1], images.device
         new, self.batch = images.new_zeros, batch
         self.theta, self.mean, self.square, self.slope, self.mu = (new(count, size) for _ in range(5))
         self.by_mean, self.by_square = new(count, size), new(count, size)
         # weights before each step (for Adam its gradient and averages too); row 0 takes the steps before the window
-        self.trajectory = [new(window + 1, count, size) for _ in range(kinds)]
+        self.trajectory = [new(loop.window + 1, count, size) for _ in range(1 if loop.optimiser == "sgd" else 4)]
         # of each step: the rows of its batches, those of the gradient by images, and where in the trajectory it belongs
-        steps = max(capacity, WARM_UP)
+        steps = max(loop.capacity, WARM_UP)
         self.plan = torch.zeros(steps, 2 * count * batch + 1, dtype=torch.long, device=device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         self.by_images, self.value = new(count, *images.shape[-4:]), new(count)
-        numbers = starts[0].augment.numbers if starts[0].augment else {}
-        self.augment = Schedule({name: new(steps, count * batch, 2) for name in numbers})
+        self.augment = Schedule({name: new(steps, count * batch, 2) for name in starts[0].numbers})
 
-    def begin(self, starts: Sequence[Start], vectors: list[Tensor], images: Tensor, window: int) -> None:
-        self.theta.copy_(torch.stack(vectors))
+    def begin(self, starts: Sequence[Start], pack: Callable[[Params], Tensor], images: Tensor, window: int) -> None:
+        starts = starts[self.group]
+        self.theta.copy_(torch.stack([pack(start.params) for start in starts]))
         for tensor in (self.mean, self.square, self.mu, self.by_mean, self.by_square, self.by_images, self.step):
             tensor.zero_()
         steps, each = len(starts[0].batches), self.by_images.shape[1]
@@ -163,37 +176,23 @@ class _Inner:
         self.plan[:steps, :-1].copy_(torch.cat([own if images.ndim == 5 else rows, own], 1).flatten(1))
         self.plan[:steps, -1].copy_(torch.arange(window - steps + 1, window + 1).clamp_(min=0))
         for name, into in self.augment.numbers.items():
-            drawn = [start.augment.numbers[name].expand(-1, self.batch, 2) for start in starts if start.augment]
-            into[:steps].copy_(torch.cat(drawn, 1))
+            into[:steps].copy_(torch.cat([start.numbers[name].expand(-1, self.batch, 2) for start in starts], 1))
 
 
 class _Plan:
     """Steps for one shape of unroll: captured once, replayed for every outer step."""
 
-    def __init__(
-        self,
-        flat: Flat,
-        starts: Sequence[Start],
-        images: Tensor,
-        query: tuple[Tensor, Tensor],
-        window: int,
-        capacity: int,
-        lr: float,
-        momentum: float,
-        bridge: Bridge,
-        optimiser: Optimiser,
-    ):
-        self.flat, self.window, self.lr, self.optimiser = flat, window, lr, optimiser
-        self.bridge: Bridge = bridge
-        self.beta = 0.0 if bridge == "none" else momentum
-        size, kinds = len(flat.pack(starts[0].params)), 1 if optimiser == "sgd" else 4
+    def __init__(self, flat: Flat, starts: Sequence[Start], images: Tensor, query: tuple[Tensor, Tensor], loop: _Loop):
+        self.flat, self.loop = flat, loop
+        size = len(flat.pack(starts[0].params))
         self.images = torch.zeros_like(images)
         self.labels = torch.zeros(images.shape[:-3], dtype=torch.long, device=images.device)
         self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
-        alike = len({tuple(start.augment.numbers) if start.augment else () for start in starts}) == 1
-        each = [range(k, k + 1) for k in range(len(starts))]
-        self.groups = [range(len(starts))] if flat.stacks and alike else each
-        self.inner = [_Inner([starts[k] for k in group], images, size, window, capacity, kinds) for group in self.groups]
+        alike = len({tuple(start.numbers) for start in starts}) == 1
+        each = len(starts) if flat.stacks and alike else 1
+        groups = (slice(first, first + each) for first in range(0, len(starts), each))
+        self.passes = cast(Stacking, flat) if each > 1 else Alone(flat)
+        self.inner = [_Inner(starts, group, images, size, loop) for group in groups]
         pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
             captured(lambda step=step: self._side_by_side(step), images.device, pool)
@@ -207,116 +206,88 @@ class _Plan:
         self.labels.copy_(labels)
         for mine, given in zip(self.query, query, strict=True):
             mine.copy_(given)
-        for inner, group in zip(self.inner, self.groups, strict=True):
-            chosen = [starts[k] for k in group]
-            inner.begin(chosen, [self.flat.pack(start.params) for start in chosen], images, self.window)
+        for inner in self.inner:
+            inner.begin(starts, self.flat.pack, images, self.loop.window)
         for _ in range(len(starts[0].batches)):
             self.forward()
         self.judge()
-        for _ in range(self.window):
+        for _ in range(self.loop.window):
             self.adjoint()
         found = []
-        for inner, group in zip(self.inner, self.groups, strict=True):
+        for inner in self.inner:
             parts = inner.value.clone(), inner.by_images.clone(), inner.theta
-            for start, value, by_images, theta in zip((starts[k] for k in group), *parts, strict=True):
-                params = self.flat.unpack(theta, start.params) if weights else {}
-                found.append(MetaGradient(value, by_images, params))
+            for start, value, by_images, theta in zip(starts[inner.group], *parts, strict=True):
+                found.append(MetaGradient(value, by_images, self.flat.unpack(theta, start.params) if weights else {}))
         return found
 
-    def _side_by_side(self, step: Callable[[_Inner, range], None]) -> None:
+    def _side_by_side(self, step: Callable[[_Inner], None]) -> None:
         """The step of every inner network; on a GPU each on a stream of its own, so that they become parallel branches."""
         if len(self.inner) == 1 or not self.images.is_cuda:
-            for inner, group in zip(self.inner, self.groups, strict=True):
-                step(inner, group)
+            for inner in self.inner:
+                step(inner)
             return
         main = torch.cuda.current_stream()
         streams = [torch.cuda.Stream() for _ in self.inner]
-        for inner, group, stream in zip(self.inner, self.groups, streams, strict=True):
+        for inner, stream in zip(self.inner, streams, strict=True):
             stream.wait_stream(main)
             with torch.cuda.stream(stream):
-                step(inner, group)
+                step(inner)
         for stream in streams:
             main.wait_stream(stream)
 
-    def _of(self, tensor: Tensor, group: range, shared: int) -> Tensor:
-        """A group's part of a tensor that has `shared` dimensions where all networks have the same."""
-        return tensor if tensor.ndim == shared else tensor[group.start : group.stop]
-
-    def _batch(self, inner: _Inner, group: range) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """This step's images and labels, [S B, ...]; rows of the gradient by images; its place in the trajectory."""
+    def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """This step's images [S B, ...] and labels [S, B]; rows of the gradient by images; its place in the trajectory."""
         plan = inner.plan.index_select(0, inner.step).flatten()
         rows, own = plan[:-1].chunk(2)
-        images = self._of(self.images, group, 4).reshape(-1, *self.images.shape[-3:])
-        labels = self._of(self.labels, group, 1).reshape(-1)
-        return images.index_select(0, rows), labels.index_select(0, rows), own, plan[-1:]
+        images, labels = _of(inner.group, self.images, self.labels)
+        seen = images.reshape(-1, *images.shape[-3:]).index_select(0, rows)
+        return seen, labels.reshape(-1).index_select(0, rows).view(len(inner.theta), -1), own, plan[-1:]
 
-    def _forward(self, inner: _Inner, group: range) -> None:
-        seen, labels, _, place = self._batch(inner, group)
-        gradient = self._gradient(inner, inner.augment(seen, inner.step), labels)
-        kept = [inner.theta]
-        new = None
-        if self.optimiser == "sgd":
-            torch.add(gradient, inner.mean, alpha=self.beta, out=inner.mean)
+    def _forward(self, inner: _Inner) -> None:
+        seen, labels, _, place = self._batch(inner)
+        seen = inner.augment(seen, inner.step).unflatten(0, labels.shape)
+        gradient = self.passes.gradients(inner.theta, seen, labels)
+        inner.trajectory[0].index_copy_(0, place, inner.theta[None])
+        if self.loop.optimiser == "sgd":
+            torch.add(gradient, inner.mean, alpha=self.loop.beta, out=inner.mean)
+            inner.theta.add_(inner.mean, alpha=-self.loop.lr)
         else:
-            mean, square, new = unroll.adam_step(
-                {"": inner.theta}, {"": gradient}, {"": inner.mean}, {"": inner.square}, self.lr, self.beta,
-                inner.step.double() + 1,
-            )  # fmt: skip
-            inner.mean.copy_(mean[""])
-            inner.square.copy_(square[""])
-            kept += [gradient, inner.mean, inner.square]
-        for block, tensor in zip(inner.trajectory, kept, strict=True):
-            block.index_copy_(0, place, tensor[None])
-        if new is None:
-            inner.theta.add_(inner.mean, alpha=-self.lr)
-        else:
-            inner.theta.copy_(new[""])
+            state, t = (inner.theta, inner.mean, inner.square), inner.step.double() + 1
+            found = unroll.adam_step(self.loop.lr, self.loop.beta, t, state[0], gradient, *state[1:])
+            for into, tensor in zip(state, found, strict=True):
+                into.copy_(tensor)
+            for block, tensor in zip(inner.trajectory[1:], (gradient, inner.mean, inner.square), strict=True):
+                block.index_copy_(0, place, tensor[None])
         inner.step.add_(1)
 
-    def _judge(self, inner: _Inner, group: range) -> None:
-        images, labels = self._of(self.query[0], group, 4), self._of(self.query[1], group, 1)
-        if len(inner.theta) > 1:
-            slope, value = cast(Stacking, self.flat).judges(inner.theta, images, labels)
-        else:
-            slope, value = self.flat.judge(inner.theta[0], images.reshape(-1, *images.shape[-3:]), labels.reshape(-1))
-        inner.slope.copy_(slope)
-        inner.value.copy_(value)
+    def _judge(self, inner: _Inner) -> None:
+        images, labels = _of(inner.group, *self.query)
+        for into, tensor in zip((inner.slope, inner.value), self.passes.judges(inner.theta, images, labels), strict=True):
+            into.copy_(tensor)
 
-    def _adjoint(self, inner: _Inner, group: range) -> None:
+    def _adjoint(self, inner: _Inner) -> None:
         inner.step.sub_(1)
-        images, labels, own, place = self._batch(inner, group)
+        images, labels, own, place = self._batch(inner)
         before, *adam = (block.index_select(0, place).squeeze(0) for block in inner.trajectory)
-        if self.optimiser == "sgd":
-            inner.mu.mul_(self.beta if self.bridge == "full" else 0.0).add_(inner.slope, alpha=-self.lr)
+        if self.loop.optimiser == "sgd":
+            inner.mu.mul_(self.loop.beta if self.loop.bridge == "full" else 0.0).add_(inner.slope, alpha=-self.loop.lr)
         else:
-            mu, carried = unroll.adam_adjoint(
-                [{"": kept} for kept in adam], {"": inner.slope}, {"": (inner.by_mean, inner.by_square)}, self.lr, self.beta,
-                inner.step.double() + 1, self.bridge,
-            )  # fmt: skip
-            inner.mu.copy_(mu[""])
-            inner.by_mean.copy_(carried[""][0])
-            inner.by_square.copy_(carried[""][1])
+            (gradient, mean, square), t = adam, inner.step.double() + 1
+            carried = inner.mu, inner.by_mean, inner.by_square
+            found = unroll.adam_adjoint(
+                self.loop.lr, self.loop.beta, t, self.loop.bridge, gradient, mean, square, inner.slope, *carried[1:]
+            )
+            for into, tensor in zip(carried, found, strict=True):
+                into.copy_(tensor)
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
-        curvature, by_seen = self._curvature(inner, before, seen, labels)
+        curvature, by_seen = self.passes.adjoints(before, seen.unflatten(0, labels.shape), labels, inner.mu)
         inner.slope.add_(curvature)
-        inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen))
+        inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen.flatten(0, 1)))
 
-    def _gradient(self, inner: _Inner, seen: Tensor, labels: Tensor) -> Tensor:
-        """[S, P]"""
-        count = len(inner.theta)
-        if count == 1:
-            return self.flat.gradient(inner.theta[0], seen, labels)[None]
-        return cast(Stacking, self.flat).gradients(inner.theta, seen.unflatten(0, (count, -1)), labels.view(count, -1))
 
-    def _curvature(self, inner: _Inner, before: Tensor, seen: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """H mu [S, P], and the gradient by what was seen, [S B, ...]."""
-        count = len(inner.theta)
-        if count == 1:
-            curvature, by_seen = self.flat.adjoint(before[0], seen, labels, inner.mu[0])
-            return curvature[None], by_seen
-        stacked = (before, seen.unflatten(0, (count, -1)), labels.view(count, -1), inner.mu)
-        curvature, by_seen = cast(Stacking, self.flat).adjoints(*stacked)
-        return curvature, by_seen.flatten(0, 1)
+def _of(group: slice, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """A group's part of both; all of them where all networks have the same."""
+    return (images, labels) if labels.ndim == 1 else (images[group], labels[group])
 
 
 def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:

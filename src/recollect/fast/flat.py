@@ -3,15 +3,19 @@
 One vector is what makes an inner step short: one kernel updates it, one keeps it in the trajectory, whatever the network.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.func import grad, grad_and_value, jvp, vmap
+from torch.func import vmap
 
-from recollect.nets import Network, Params
-from recollect.unroll import Passes
+from recollect.nets import Network, Params, views
+from recollect.unroll import Passes, eager
+
+Pair = tuple[Tensor, Tensor]
+"""(dL/dtheta, L) of a judge, (H mu, (d/dx) <g, mu>) of an adjoint"""
 
 
 class Flat(Protocol):
@@ -30,18 +34,34 @@ class Flat(Protocol):
     def pack(self, params: Params) -> Tensor: ...
     def unpack(self, vector: Tensor, like: Params) -> Params: ...
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor: ...
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]: ...
-    def adjoint(
-        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]: ...
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair: ...
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair: ...
 
 
 class Stacking(Flat, Protocol):
     """Passes over several networks at once, their vectors stacked."""
 
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]: ...
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair: ...
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair: ...
+
+
+class Alone:
+    """The passes of one network, as of a stack of one."""
+
+    def __init__(self, flat: Flat):
+        self.flat = flat
+
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return self.flat.gradient(vectors[0], images[0], labels[0])[None]
+
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        slope, value = self.flat.judge(vectors[0], images.reshape(-1, *images.shape[-3:]), labels.flatten())
+        return slope[None], value[None]
+
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        curvature, by_images = self.flat.adjoint(vectors[0], images[0], labels[0], mu[0])
+        return curvature[None], by_images[None]
 
 
 class General:
@@ -80,48 +100,39 @@ class General:
         return {name: view.clone() for name, view in self._views(vector).items()}
 
     def _views(self, vector: Tensor) -> Params:
-        pieces = vector.split([shape.numel() for shape in self.shapes.values()])
-        return {name: piece.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)}
+        return views(vector, self.shapes)
 
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         found = self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
         return found if total is None else found * (len(images) / total)
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
         slope, value = self.passes.judge(self.unpack(vector, {}), images, labels)
-        share = 1.0 if total is None else len(images) / total
+        share = len(images) / (total or len(images))
         return self.pack(slope) * share, value * share
 
-    def adjoint(
-        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
         curvature, by_images = self.passes.adjoint(self.unpack(vector, {}), images, labels, self.unpack(mu, {}))
-        share = 1.0 if total is None else len(images) / total
+        share = len(images) / (total or len(images))
         return self.pack(curvature) * share, by_images * share
+
+    @cached_property
+    def _one(self) -> "General":
+        """With passes that vmap can take."""
+        return General(self.network, eager(self.network.loss))
 
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """The same of several networks, stacked: [S, P] for [S, P], [S, B, ...], [S, B]."""
-        return vmap(lambda v, x, y: self.pack(grad(self.network.loss)(self._views(v), x, y)))(vectors, images, labels)
+        return self.judges(vectors, images, labels)[0]
 
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
         """([S, P], [S]); the images may be the same for all."""
+        of = (0, 0 if images.ndim == 5 else None, 0 if labels.ndim == 2 else None)
+        return vmap(self._one.judge, of)(vectors, images, labels)
 
-        def one(vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            slope, value = grad_and_value(self.network.loss)(self._views(vector), x, y)
-            return self.pack(slope), value
-
-        return vmap(one, (0, 0 if images.ndim == 5 else None, 0 if labels.ndim == 2 else None))(vectors, images, labels)
-
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> tuple[Tensor, Tensor]:
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         """([S, P], [S, B, ...])"""
-
-        def one(vector: Tensor, x: Tensor, y: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-            gradients = grad(self.network.loss, argnums=(0, 1))
-            tangents = (self._views(direction),)
-            curvature, by_x = jvp(lambda theta: gradients(theta, x, y), (self._views(vector),), tangents)[1]
-            return self.pack(curvature), by_x
-
-        return vmap(one)(vectors, images, labels, mu)
+        return vmap(self._one.adjoint)(vectors, images, labels, mu)
 
 
 class Pieces:
@@ -137,29 +148,28 @@ class Pieces:
     def held(self, images: int, adjoint: bool) -> int:
         return self.flat.held(min(images, self.most), adjoint)
 
+    def _parts(self, images: Tensor, labels: Tensor) -> Iterator[Pair]:
+        return zip(images.split(self.most), labels.split(self.most), strict=True)
+
     def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
         if len(images) <= self.most:
             return self.flat.gradient(vector, images, labels, total)
         return self.judge(vector, images, labels, total)[0]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
-        if len(images) <= self.most:
-            return self.flat.judge(vector, images, labels, total)
-        total, slope, value = total or len(images), torch.zeros_like(vector), vector.new_zeros(())
-        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
-            by_vector, loss = self.flat.judge(vector, part, truth, total)
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
+        slope, value = torch.zeros_like(vector), vector.new_zeros(())
+        for part in self._parts(images, labels):
+            by_vector, loss = self.flat.judge(vector, *part, total or len(images))
             slope += by_vector
             value = value + loss
         return slope, value
 
-    def adjoint(
-        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
         if len(images) <= self.most:
             return self.flat.adjoint(vector, images, labels, mu, total)
-        total, curvature, by_images = total or len(images), torch.zeros_like(vector), []
-        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
-            by_vector, by_part = self.flat.adjoint(vector, part, truth, mu, total)
+        curvature, by_images = torch.zeros_like(vector), []
+        for part in self._parts(images, labels):
+            by_vector, by_part = self.flat.adjoint(vector, *part, mu, total or len(images))
             curvature += by_vector
             by_images.append(by_part)
         return curvature, torch.cat(by_images)

@@ -12,25 +12,20 @@ if TYPE_CHECKING:
 BLOCK = 1024
 
 
-def spread(maps: Tensor, alive: Tensor | None, patches: Tensor, window: "Window") -> None:
-    _launch(_spread, patches.numel(), maps, alive, patches, window)
-
-
-def gather(patches: Tensor, alive: Tensor | None, maps: Tensor, window: "Window") -> None:
-    _launch(_gather, maps.numel(), patches, alive, maps, window)
-
-
-def _launch(kernel, count: int, given: Tensor, alive: Tensor | None, found: Tensor, window: "Window") -> None:
-    if count:
+def launch(kernel, given: Tensor, alive: Tensor | None, window: "Window", *shape: int) -> Tensor:
+    """What a kernel makes of maps or patches, [N, *shape]."""
+    given, found = given.contiguous(), given.new_empty(len(given), *shape)
+    if count := found.numel():
         kernel[(triton.cdiv(count, BLOCK),)](
             given, given if alive is None else alive.contiguous(), found, count, alive is not None, window.height,
             window.width, window.out_height, window.out_width, window.channels, window.kernel, window.stride,
             window.padding, BLOCK,
         )  # fmt: skip
+    return found
 
 
 @triton.jit
-def _spread(
+def spread(
     maps, alive, patches, count, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +50,7 @@ def _spread(
 
 
 @triton.jit
-def _gather(
+def gather(
     patches, alive, maps, count, RELU: tl.constexpr, H: tl.constexpr, W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     C: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -48,9 +48,7 @@ class Window(NamedTuple):
         if _has_kernels(maps, self):
             from recollect.fast import patch_kernels
 
-            found = maps.new_empty(len(maps), self.out_height, self.out_width, self.length)
-            patch_kernels.spread(maps.contiguous(), alive, found, self)
-            return found
+            return patch_kernels.launch(patch_kernels.spread, maps, alive, self, self.out_height, self.out_width, self.length)
         maps = through_relu(maps, alive)
         p, k, s = self.padding, self.kernel, self.stride
         views = F.pad(maps, (0, 0, p, p, p, p)).unfold(1, k, s).unfold(2, k, s)  # [N, H', W', C, k, k]
@@ -62,9 +60,7 @@ class Window(NamedTuple):
         if _has_kernels(patches, self):
             from recollect.fast import patch_kernels
 
-            found = patches.new_empty(len(patches), self.height, self.width, self.channels)
-            patch_kernels.gather(patches.contiguous(), alive, found, self)
-            return found
+            return patch_kernels.launch(patch_kernels.gather, patches, alive, self, *self.maps[1:])
         p, k, s = self.padding, self.kernel, self.stride
         padded = patches.new_zeros(len(patches), self.height + 2 * p, self.width + 2 * p, self.channels)
         parts = patches.unflatten(3, (k, k, self.channels))
@@ -77,7 +73,7 @@ class Window(NamedTuple):
 
 def through_relu(numbers: Tensor, alive: Tensor | None) -> Tensor:
     """A ReLU's way back, its tangent's way on, and its own where both are the same. `alive` is what it was given, or gave."""
-    return numbers if alive is None else torch.ops.aten.threshold_backward(numbers, alive, 0)
+    return numbers if alive is None else torch.ops.aten.threshold_backward(numbers, alive.reshape(numbers.shape), 0)
 
 
 def _has_kernels(tensor: Tensor, window: Window) -> bool:

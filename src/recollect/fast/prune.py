@@ -26,9 +26,8 @@ class PruneConvolutions(CustomGraphPass):
         for node in list(graph.nodes):
             if _is_zeros(node, zeros):
                 zeros.add(node)
-            elif node.target is aten.convolution.default and node.args[0] in zeros and node.args[2] is None:
-                if _is_static(node):
-                    zeros.add(_become_zeros(graph, node))
+            elif node.target is aten.convolution.default and node.args[0] in zeros and node.args[2] is None and _is_static(node):
+                zeros.add(_become_zeros(graph, node))
             elif node.target is aten.convolution_backward.default:
                 _prune_backward(graph, node, zeros)
 

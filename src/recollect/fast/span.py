@@ -81,8 +81,6 @@ def by_images(
     passes. For SGD, and for images that nothing takes out of the span."""
     flat = engine.flat
     assert isinstance(flat, Spanned)
-    assert options.get("optimiser", "sgd") == "sgd"
-    assert not any(start.augment for start in starts)
     given, real, rows = (part.flatten(2) for part in (images, query[0], bases))
     frame = orthonormal(rows)  # [S, K, D]
     weights = torch.stack([start.params[flat.first] for start in starts])  # [S, H, D]

@@ -86,12 +86,8 @@ class Unrolled:
     def together(self, problems: Sequence[Problem]) -> list[Found]:
         """All inner networks of all problems, on a GPU side by side. One by one a CPU gives the same bytes, whoever is beside."""
         copies, steps = len(problems[0].drawn), len(problems[0].drawn[0].batches)
-        options = {
-            "lr": self.inner.lr,
-            "momentum": self.inner.momentum,
-            "bridge": self.inner.bridge,
-            "window": min(self.inner.window or steps, steps),
-        }
+        window = min(self.inner.window or steps, steps)
+        options = {"lr": self.inner.lr, "momentum": self.inner.momentum, "bridge": self.inner.bridge, "window": window}
         values, by_images = self._unroll(problems, copies, options)
         pairs = zip(values.unflatten(0, (-1, copies)), by_images.unflatten(0, (-1, copies)), strict=True)
         return [Found(value.mean(), images.mean(0)) for value, images in pairs]
@@ -108,11 +104,11 @@ class Unrolled:
                 self.room = False
         options |= {"optimiser": self.inner.optimiser}
         if self.engine:
-            given = _stacked(problems, copies) if len(problems) > 1 else problems[0]
-            query = (given.real.images, given.real.labels)
+            recalled, real = _stacked(problems, copies) if len(problems) > 1 else problems[0][:2]
+            query = (real.images, real.labels)
             found = self.engine.together(
-                starts, given.recalled.images, given.recalled.labels, query, longest=self.inner.steps, weights=False, **options
-            )  # fmt: skip
+                starts, recalled.images, recalled.labels, query, longest=self.inner.steps, weights=False, **options
+            )
         else:
             found = [
                 unroll.metagradient(
@@ -127,20 +123,15 @@ class Unrolled:
     def _in_coordinates(
         self, problems: Sequence[Problem], starts: list[Start], copies: int, options: dict[str, Any]
     ) -> tuple[Tensor, Tensor]:
-        given = _stacked(problems, copies)
-        bases = given.recalled.span
+        (images, labels, bases), (real, truth, _) = _stacked(problems, copies)
         assert bases is not None
-        if bases.shape[1] not in self.spanned:
-            flat = span.Spanned(self.network, bases.shape[1])
-            self.spanned[bases.shape[1]] = Engine(flat, self.engine.compute if self.engine else "fp32")
-        engine, step = self.spanned[bases.shape[1]], len(starts) if self.engine else 1
+        if (count := bases.shape[1]) not in self.spanned:
+            self.spanned[count] = Engine(span.Spanned(self.network, count), self.engine.compute if self.engine else "fp32")
+        step = len(starts) if self.engine else 1
         found = [
-            span.by_images(
-                engine, starts[at], given.recalled.images[at], given.recalled.labels[at],
-                (given.real.images[at], given.real.labels[at]), bases[at], **options,
-            )
+            span.by_images(self.spanned[count], starts[at], images[at], labels[at], (real[at], truth[at]), bases[at], **options)
             for at in (slice(first, first + step) for first in range(0, len(starts), step))
-        ]  # fmt: skip
+        ]
         return torch.cat([values for values, _ in found]), torch.cat([by_images for _, by_images in found])
 
     def needs(self, recalled: int, real: int) -> int:
@@ -150,13 +141,14 @@ class Unrolled:
         return self.engine.needs(self.inner.networks_per_step, recalled, real, window, self.inner.optimiser)
 
 
-def _stacked(problems: Sequence[Problem], copies: int) -> Problem:
-    """One problem whose tensors have the inner networks in front, [S, ...]."""
+def _stacked(problems: Sequence[Problem], copies: int) -> tuple[Examples, Examples]:
+    """(recalled, real) with the inner networks in front, [S, ...]."""
+
+    def several(tensors: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(tensors).repeat_interleave(copies, 0)
 
     def stack(parts: list[Examples]) -> Examples:
-        images, labels, spans = ([each[kind] for each in parts] for kind in range(3))
-        several = lambda tensors: torch.stack(tensors).repeat_interleave(copies, 0)  # noqa: E731
+        images, labels, spans = zip(*parts, strict=True)
         return Examples(several(images), several(labels), None if spans[0] is None else several(spans))
 
-    recalled, real = stack([each.recalled for each in problems]), stack([each.real for each in problems])
-    return problems[0]._replace(recalled=recalled, real=real)
+    return stack([each.recalled for each in problems]), stack([each.real for each in problems])
