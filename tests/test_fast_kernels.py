@@ -12,9 +12,10 @@ pytest.importorskip("triton")
 
 from recollect import unroll
 from recollect.fast import convnet
-from recollect.fast.convnet import ConvNet, unfit
+from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import precision
 from recollect.fast.flat import Pieces
+from recollect.fast.layout import unfit
 from recollect.nets import InstanceNorm, Network
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

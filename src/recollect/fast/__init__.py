@@ -107,9 +107,7 @@ def fastest(network: Network, device: str, compute: Compute = "auto", compile: b
 def _unfit(network: Network) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
-    from recollect.fast.convnet import unfit
-
-    return unfit(network)
+    return layout.unfit(network)
 
 
 def _say(line: str) -> None:

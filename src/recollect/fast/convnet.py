@@ -7,29 +7,24 @@ The adjoint carries value and tangent side by side. Stacked as A = [a; da] and G
     A x G = a x dgy + da x gy     the tangent of the gradient by w, in one product over 2 B images
 
 so that a layer costs five launches for its eight convolutions, and the sums are taken where they are next read.
-
-The vector holds the first convolution as [K, C] (its 9 taps and inputs, padded to K) and gamma and beta of every block: the
-rows that kernels give image by image, so that one sum over images finishes them all. Then come the other convolutions as
-[C out, 3, 3, C in], the linear layer with its features in the order of channels-last maps, and its bias. Biases of the
-convolutions are not in it: the norm takes them away, so their gradients are zero.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from recollect.fast import edge_kernels as edges_written
 from recollect.fast import kernels as written
-from recollect.nets import InstanceNorm, Network, Params
+from recollect.fast.layout import Block, Layout
+from recollect.nets import Network, Params
 
 aten = torch.ops.aten
 kernels: Any = written  # launched as kernel[grid](...), which no type checker knows
 edges: Any = edges_written
-CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 TILES = {
     ("forward", "first", False): (64, 32, 4, 3, 4),
     ("forward", "first", True): (32, 64, 4, 3, 2),
@@ -45,113 +40,16 @@ SMALL_TILES = (64, 32, 2, 1, 1)
 tangent or not, and for all others. The best of 5 to 20 each on an H200, at 320 images of 32x32, width 128, bf16."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """One convolution with its norm and pooling: what the kernels need to know of it."""
-
-    name: str
-    norm: str
-    side: int
-    """of its map, before pooling"""
-    row: int
-    """of its gamma among the rows that lead the vector; beta's is the next"""
-    start: int
-    """of its convolution in the vector"""
-
-
-def unfit(network: Network) -> str | None:
-    """Why these kernels cannot run a network; None if they can."""
-    module, (inputs, height, breadth) = network.module, network.shape
-    layers = list(module) if isinstance(module, nn.Sequential) else []
-    blocks, rest = divmod(len(layers) - 2, 4)
-    linear = layers[-1] if layers else None
-    if blocks < 1 or rest or not isinstance(layers[-2], nn.Flatten) or not isinstance(linear, nn.Linear):
-        return "it is not a ConvNet: blocks of convolution, norm, ReLU and pooling, then one linear layer"
-    if linear.bias is None:
-        return "its linear layer has no bias"
-    width, first = getattr(layers[0], "out_channels", 0), getattr(layers[0], "padding", (0, 0))
-    for number in range(blocks):
-        conv, norm, relu, pool = layers[4 * number : 4 * number + 4]
-        if not (isinstance(norm, InstanceNorm) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
-            return f"its block {number + 1} is not convolution, InstanceNorm, ReLU and average pooling"
-        plain = nn.Conv2d(width if number else inputs, width, 3, padding=1 if number else first)
-        if not isinstance(conv, nn.Conv2d) or any(getattr(conv, name) != getattr(plain, name) for name in CONVOLUTION):
-            return f"its convolution {number + 1} is not a plain 3x3 one of {width} channels"
-        if (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) != (2, 2, 0, False):
-            return f"its pooling {number + 1} is not by 2"
-    if width not in (16, 32, 64, 128, 256):
-        return f"its width is {width}, not 16, 32, 64, 128 or 256"
-    side = height + 2 * first[0] - 2
-    if height != breadth or first[0] != first[1] or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
-        return f"its maps are {side}x{breadth + 2 * first[1] - 2}, not square with a power of two from 8 to 64"
-    if inputs > 7:
-        return f"its images have {inputs} channels, not 1 to 7"
-    return None
-
-
-class ConvNet:
+class ConvNet(Layout):
     """The passes of a ConvNet in one precision: "bf16", or "tf32" and "fp32" on float32 tensors."""
 
     stacks, splits = False, True
     benchmark = True  # let the library try its convolutions: they are few, and run many times
 
     def __init__(self, network: Network, precision: str):
-        self.network, self.precision = network, precision
-        self.kind = torch.bfloat16 if precision == "bf16" else torch.float32
-        layers = list(cast(nn.Sequential, network.module))
-        count, first = len(layers) // 4, cast(nn.Conv2d, layers[0])
-        self.source, self.channels = network.shape[1], network.shape[0]
-        self.width, self.padding = first.out_channels, cast(tuple[int, int], first.padding)[0]
-        self.patch = _power(9 * self.channels, 16)
-        self.classes, self.padded = network.classes, _power(network.classes, 16)
-        side, self.rows = self.source + 2 * self.padding - 2, self.patch + 2 * count
-        self.blocks: list[Block] = []
-        start = self.rows * self.width
-        for number in range(count):
-            row = self.patch + 2 * number
-            self.blocks.append(Block(f"{4 * number}", f"{4 * number + 1}", side, row, start if number else 0))
-            start += 9 * self.width**2 if number else 0
-            side //= 2
-        self.linear, self.head_at, self.features = f"{len(layers) - 1}", start, side * side * self.width
-        self.size = start + self.classes * (self.features + 1)
-
-    # ---- the vector -------------------------------------------------------------------------------------------------
-
-    def _parts(self, vector: Tensor) -> dict[str, Tensor]:
-        """Its named parts, as views in their own layout."""
-        parts, width = {}, self.width
-        rows = vector[: self.rows * width].view(self.rows, width)
-        for number, block in enumerate(self.blocks):
-            weight = vector[block.start : block.start + 9 * width**2].view(width, 3, 3, width) if number else rows[: self.patch]
-            parts[f"{block.name}.weight"] = weight
-            parts[f"{block.norm}.weight"], parts[f"{block.norm}.bias"] = rows[block.row], rows[block.row + 1]
-        head = vector[self.head_at :]
-        parts[f"{self.linear}.weight"] = head[: -self.classes].view(self.classes, self.features)
-        parts[f"{self.linear}.bias"] = head[-self.classes :]
-        return parts
-
-    def _in_order(self, vector: Tensor) -> dict[str, Tensor]:
-        """The same, as views that count through each part as the network does."""
-        parts, side, linear = self._parts(vector), self.blocks[-1].side // 2, f"{self.linear}.weight"
-        parts["0.weight"] = parts["0.weight"][: 9 * self.channels].T
-        for block in self.blocks[1:]:
-            parts[f"{block.name}.weight"] = parts[f"{block.name}.weight"].permute(0, 3, 1, 2)
-        parts[linear] = parts[linear].unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2)
-        return parts
-
-    def pack(self, params: Params) -> Tensor:
-        """The vector of these parameters."""
-        vector = next(iter(params.values())).new_zeros(self.size, dtype=torch.float32)
-        for name, part in self._in_order(vector).items():
-            part.copy_(params[name].reshape(part.shape))
-        return vector
-
-    def unpack(self, vector: Tensor, like: Params) -> Params:
-        """Parameters again; the convolutions' biases, which do not move, as they are in `like`."""
-        params = {name: p.to(vector.device) for name, p in like.items()}
-        for name, part in self._in_order(vector).items():
-            params[name] = part.clone(memory_format=torch.contiguous_format).view(like[name].shape)
-        return params
+        super().__init__(network)
+        self.precision, self.kind = precision, torch.bfloat16 if precision == "bf16" else torch.float32
+        self.padded = _power(network.classes, 16)
 
     def work(self, images: int) -> dict[str, tuple[float, float]]:
         """(operations, bytes) of each pass: products of the convolutions, and what the launches read and write between them,
@@ -241,10 +139,10 @@ class ConvNet:
         return found, run.fold()
 
     def _given(self, vector: Tensor) -> "_Given":
-        return _Given(self._parts(vector), self._parts(vector.to(self.kind)), self)
+        return _Given(self.parts(vector), self.parts(vector.to(self.kind)), self)
 
     def _head(self, found: Tensor) -> tuple[Tensor, Tensor]:
-        parts = self._parts(found)
+        parts = self.parts(found)
         return parts[f"{self.linear}.weight"], parts[f"{self.linear}.bias"]
 
     def _store(self, by_weight: Tensor, found: Tensor, block: Block) -> None:

@@ -95,30 +95,25 @@ class Layout:
         found[f"{self.linear}.bias"] = head[-self.classes :]
         return found
 
+    def _in_order(self, vector: Tensor) -> Params:
+        """The same, as views that count through each part as the network does."""
+        parts, side, linear = self.parts(vector), self.blocks[-1].side // 2, f"{self.linear}.weight"
+        parts["0.weight"] = parts["0.weight"][: 9 * self.channels].T
+        for block in self.blocks[1:]:
+            parts[f"{block.name}.weight"] = parts[f"{block.name}.weight"].permute(0, 3, 1, 2)
+        parts[linear] = parts[linear].unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2)
+        return parts
+
     def pack(self, params: Params) -> Tensor:
         """The vector of these parameters."""
-        first = next(iter(params.values()))
-        vector = first.new_zeros(self.size, dtype=torch.float32)
-        side = self.blocks[-1].side // 2
-        for name, part in self.parts(vector).items():
-            value = params[name]
-            if name == "0.weight":
-                part[: 9 * self.channels] = value.flatten(1).T
-            elif name == f"{self.linear}.weight":
-                part.copy_(value.unflatten(1, (self.width, side, side)).permute(0, 2, 3, 1).flatten(1))
-            else:
-                part.copy_(value.permute(0, 2, 3, 1) if value.ndim == 4 else value)
+        vector = next(iter(params.values())).new_zeros(self.size, dtype=torch.float32)
+        for name, part in self._in_order(vector).items():
+            part.copy_(params[name].reshape(part.shape))
         return vector
 
     def unpack(self, vector: Tensor, like: Params) -> Params:
         """Parameters again; the convolutions' biases, which do not move, as they are in `like`."""
-        params, side = {name: p.to(vector.device) for name, p in like.items()}, self.blocks[-1].side // 2
-        for name, part in self.parts(vector).items():
-            if name == "0.weight":
-                part = part[: 9 * self.channels].T.reshape(like[name].shape)
-            elif name == f"{self.linear}.weight":
-                part = part.unflatten(1, (side, side, self.width)).permute(0, 3, 1, 2).flatten(1)
-            else:
-                part = part.permute(0, 3, 1, 2) if part.ndim == 4 else part
-            params[name] = part.clone(memory_format=torch.contiguous_format)
+        params = {name: p.to(vector.device) for name, p in like.items()}
+        for name, part in self._in_order(vector).items():
+            params[name] = part.clone(memory_format=torch.contiguous_format).view(like[name].shape)
         return params
