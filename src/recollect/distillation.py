@@ -24,7 +24,7 @@ from recollect.devices import device_name, find_device
 from recollect.errors import RecollectError
 from recollect.files import sha256
 from recollect.header import Header
-from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
+from recollect.memory import PRECISIONS, Budget, Memory, recall
 from recollect.minutes import CHOSEN, MINUTES, afford
 from recollect.nets import Constructor, Network, threads_for
 from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
@@ -115,18 +115,11 @@ class Distiller:
 
     def _fresh(self) -> tuple[Tensor, Tensor]:
         sizes, generator = self.config.memory, seeded(self.config.run.seed, Purpose.START)
-        assert sizes.bases is not None and sizes.matrices is not None  # resolve() decided them  # noqa: PT018
-        bases = torch.empty(sizes.bases, *budget(self.config, self.images, self.query).base_shape)
-        if sizes.addressing == "one-hot":
-            addressing = one_hot_addressing(self.classes, sizes.matrices).float()
-            bases.normal_(generator=generator)
-        else:
-            addressing = torch.empty(sizes.matrices, self.query.size, sizes.bases)
-            starts.initialise(bases, addressing, sizes.init, generator)
+        bases, addressing = starts.fresh(sizes, budget(self.config, self.images, self.query), generator)
         if sizes.init == "samples":
             rows = torch.cat([of[torch.randperm(len(of), generator=generator)[: sizes.matrices]] for of in self.by_class])
             pixels = self.preprocess(self.pixels[rows.to(self.device)]).cpu()
-            starts.begin_as_samples(bases, addressing, pixels, self.labels[rows])
+            starts.begin_as_samples(bases, addressing, pixels, self.labels[rows], sizes.addressing == "one-hot")
         return bases, addressing
 
     def to_dict(self, state: State) -> dict[str, Any]:

@@ -6,28 +6,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from recollect.memory import recall
+from recollect.config import Sizes
+from recollect.memory import Budget, one_hot_addressing, recall
 
 
-def initialise(bases: Tensor, addressing: Tensor, init: str, generator: torch.Generator) -> None:
-    """Random bases and addressing, in place."""
-    if init == "unit":  # variance of a recalled pixel: K * 1 * (1/K)
-        bases.normal_(generator=generator)
-        addressing.normal_(std=len(bases) ** -0.5, generator=generator)
+def fresh(wanted: Sizes, budget: Budget, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random bases [K, c, h, w] and addressing [r, d_y, K], of the sizes that fit a budget."""
+    count, matrices = budget.sizes(wanted)
+    bases = torch.empty(count, *budget.base_shape)
+    if wanted.addressing == "one-hot":
+        return bases.normal_(generator=generator), one_hot_addressing(budget.classes, matrices).float()
+    addressing = torch.empty(matrices, budget.query_numbers, count)
+    if wanted.init == "unit":  # variance of a recalled pixel: K * 1 * (1/K)
+        return bases.normal_(generator=generator), addressing.normal_(std=count**-0.5, generator=generator)
+    fill = torch.nn.init.xavier_uniform_ if wanted.init == "xavier" else torch.nn.init.kaiming_uniform_
+    for part in (bases, *addressing):
+        fill(part, generator=generator)
+    return bases, addressing
+
+
+def begin_as_samples(bases: Tensor, addressing: Tensor, images: Tensor, labels: Tensor, one_hot: bool) -> None:
+    """Make a memory recall these images [N, C, H, W], each class its own, as nearly as its bases allow. Bases beyond their
+    number, and the addressing of a class that has none, stay as they are."""
+    rows_of = {label: (labels == label).nonzero().flatten() for label in labels.unique().tolist()}
+    if one_hot:
+        small, each = torch.nn.functional.interpolate(images, bases.shape[-2:], mode="area"), len(addressing)
+        for label, rows in rows_of.items():
+            bases[label * each : label * each + len(rows)] = small[rows[:each]].to(bases)
         return
-    fill = torch.nn.init.xavier_uniform_ if init == "xavier" else torch.nn.init.kaiming_uniform_
-    fill(bases, generator=generator)
-    for matrix in addressing:
-        fill(matrix, generator=generator)
-
-
-def begin_as_samples(bases: Tensor, addressing: Tensor, images: Tensor, labels: Tensor) -> None:
-    """Make bases and learned addressing recall these images [N, C, H, W], each class its own, as nearly as the bases allow. Bases
-    beyond their number, and the addressing of a class that has none, stay as they are."""
     found, coefficients = described(images, bases.shape)
     bases[: len(found)] = found.to(bases)
-    for label in labels.unique().tolist():
-        rows = (labels == label).nonzero().flatten()
+    for label, rows in rows_of.items():
         chosen = coefficients[rows[torch.arange(len(addressing)) % len(rows)]]
         addressing[:, label] = torch.nn.functional.pad(chosen, (0, len(bases) - len(found))).to(addressing)
 

@@ -23,7 +23,7 @@ from recollect.distillation import counted, made
 from recollect.errors import RecollectError
 from recollect.fast import span
 from recollect.header import Header
-from recollect.memory import Budget, Memory, one_hot_addressing, recall
+from recollect.memory import Budget, Memory, recall
 from recollect.nets import Network, Shape
 from recollect.objectives import OBJECTIVES, Chance, Examples, Objective, Problem, gradients
 from recollect.outer import MOST_SKIPS, State
@@ -104,14 +104,7 @@ class Compressor:
 
     def _begin(self, task: int) -> State:
         sizes = self.config.memory
-        bases = torch.empty(self.bases, *self.budget.base_shape)
-        generator = seeded(self.stream.seed, Purpose.TASK_START, task)
-        if sizes.addressing == "one-hot":
-            addressing = one_hot_addressing(self.classes, self.matrices).float()
-            bases.normal_(generator=generator)
-        else:
-            addressing = torch.empty(self.matrices, self.classes, self.bases)
-            starts.initialise(bases, addressing, sizes.init, generator)
+        bases, addressing = starts.fresh(sizes, self.budget, seeded(self.stream.seed, Purpose.TASK_START, task))
         addressing = addressing.to(self.device).requires_grad_(sizes.addressing == "learned")
         return outer.begin(bases.to(self.device).requires_grad_(), addressing, {}, self.config.outer)
 
@@ -144,7 +137,8 @@ class Compressor:
             draws = seeded(self.stream.seed, Purpose.TASK_START, batch.task)
             pixels, labels = self._samples(batch, reservoir, len(reservoir), draws)
             images = self.stream.prepare(pixels).cpu()
-            starts.begin_as_samples(state.bases, state.addressing, images, labels)
+            one_hot = self.config.memory.addressing == "one-hot"
+            starts.begin_as_samples(state.bases, state.addressing, images, labels, one_hot)
             outer.forget(state)
 
     def _outer_step(self, batches: Sequence[Batch]) -> None:
