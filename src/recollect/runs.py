@@ -90,6 +90,9 @@ class Run:
             )
         if self.folder.exists() and not self.folder.is_dir():
             raise RecollectError(f"{self.folder} is a file: give a folder (--out)")
+        nearest = next(filter(Path.exists, self.folder.absolute().parents))
+        if not nearest.is_dir():
+            raise RecollectError(f"cannot write {self.folder}: {nearest.name} is a file")
 
     @property
     def is_begun(self) -> bool:
