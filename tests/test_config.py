@@ -15,7 +15,8 @@ from recollect.continual.config import Baselines, ContinualConfig
 def any_of(kind):
     """Any instance of a config, its settings filled by their types alone."""
     floats = st.floats(allow_nan=False)
-    by_type = lambda hint: {float: floats, float | None: floats | st.none()}.get(hint) or st.from_type(hint)  # noqa: E731
+    special = {float: floats, float | None: floats | st.none()}  # NaN is not equal to itself
+    by_type = lambda hint: special[hint] if hint in special else st.from_type(hint)  # noqa: E731
     values = st.fixed_dictionaries({name: by_type(hint) for name, (_, hint) in settings(kind).items()})
     return values.map(lambda chosen: changed(kind(), **chosen))
 
