@@ -46,6 +46,14 @@ def bench(what: tuple[str, ...], profile: bool, save: Callable[[dict[str, Any]],
                 save(found | {name: figures})
                 found[name] = figures
             continue
+        if name == "cpu":
+            from recollect.bench.cpu import cpu  # needs numba
+
+            for figures in cpu():
+                save(found | {name: figures})
+                found[name] = figures
+            terminal.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
+            continue
         found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
         terminal.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
         save(found)

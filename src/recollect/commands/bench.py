@@ -13,14 +13,14 @@ from recollect.files import write_json
 class Bench:
     """Measure this machine: ratios, each from one run."""
 
-    what: Positional[tuple[Literal["unroll", "memory", "demo", "startup", "engine", "exactness"], ...]] = (
+    what: Positional[tuple[Literal["unroll", "memory", "demo", "startup", "cpu", "engine", "exactness"], ...]] = (
         "unroll",
         "memory",
         "startup",
     )
-    """unroll: an outer step against plain full-graph autograd; memory: peak memory at T = 10 and T = 100; demo: end to
-    end; startup: import and --help; and on a GPU, engine: an outer iteration against the published loop; exactness:
-    each precision against float64"""
+    """unroll: an outer step against plain full-graph autograd; memory: peak memory at T = 10 and T = 100; demo: end to end;
+    startup: import and --help; cpu: the ConvNet's passes by hand against the plain way, the chip and float64; and on a GPU,
+    engine: an outer iteration against the published loop; exactness: each precision against float64"""
     profile: bool = False
     """engine: time by kernel too"""
     json: Path | None = None

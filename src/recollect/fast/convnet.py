@@ -55,15 +55,12 @@ class ConvNet(Layout):
         """(operations, bytes) of each pass: products of the convolutions, and what the launches read and write between them,
         each tensor once."""
         patches = self.blocks[0].side ** 2 * self.patch
-        operations, numbers = {"gradient": 0.0, "adjoint": 0.0}, {"gradient": 3.0 * patches, "adjoint": 5.0 * patches}
+        operations, numbers = self.operations(images), {"gradient": 3.0 * patches, "adjoint": 5.0 * patches}
         for number, block in enumerate(self.blocks):
             whole = self.width * block.side**2
-            unit = 2 * 9 * (self.width if number else self.channels) * whole
-            operations["gradient"] += (3 if number else 2) * unit
-            operations["adjoint"] += (8 if number else 5) * unit
             numbers["gradient"] += (5 / 4 + (6 if number else 0)) * whole
             numbers["adjoint"] += (13 / 4 + (16 if number else 0)) * whole
-        return {name: (images * operations[name], images * numbers[name] * self.kind.itemsize) for name in operations}
+        return {name: (operations[name], images * numbers[name] * self.kind.itemsize) for name in operations}
 
     def held(self, images: int, adjoint: bool) -> int:
         """Bytes of all tensors of a pass over so many images."""

@@ -82,6 +82,15 @@ class Layout:
         self.linear, self.head_at, self.features = f"{len(layers) - 1}", start, side * side * self.width
         self.size = start + self.classes * (self.features + 1)
 
+    def operations(self, images: int) -> dict[str, float]:
+        """Products of the convolutions in each pass."""
+        found = {"gradient": 0.0, "adjoint": 0.0}
+        for number, block in enumerate(self.blocks):
+            unit = images * 2 * 9 * (self.width if number else self.channels) * self.width * block.side**2
+            found["gradient"] += (3 if number else 2) * unit
+            found["adjoint"] += (8 if number else 5) * unit
+        return found
+
     def parts(self, vector: Tensor) -> Params:
         """Its named parts, as views in their own layout."""
         found, width = {}, self.width

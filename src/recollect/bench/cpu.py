@@ -1,0 +1,110 @@
+"""The ConvNet's passes by hand on a CPU: beside the plain way and the general path, beside the chip, and against float64."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from recollect import fast, unroll
+from recollect.bench import CONVNET, OPTIONS, full_graph, problem, timed
+from recollect.config import preset
+from recollect.data import load
+from recollect.distillation import distill
+from recollect.evaluation import evaluate
+from recollect.fast.cpu import CpuConvNet
+from recollect.fast.engine import Engine
+from recollect.nets import Network
+
+MNIST = Network("convnet", (1, 28, 28), 10)
+SETTINGS = (
+    ("T = 20, 50 images a step, 32x32", CONVNET, dict(batch=50, steps=20, real=50, per_class=20), None, True),
+    ("T = 60, window 40, 100 images a step, MNIST", MNIST, dict(batch=100, steps=60, real=2000, per_class=29), 40, False),
+)
+"""name, network, what an unroll is given, its window, and whether the whole graph fits into the memory of a laptop; the second
+is the default preset"""
+ROUNDS = 3
+
+
+def cpu() -> Iterator[dict[str, Any]]:
+    """The figures so far, after each part."""
+    modes = ["fp32", *(["bf16"] if fast.computes_in_bf16() else [])]
+    found: dict[str, Any] = {f"convolutions, {mode}, GFLOP/s": _rate(mode) / 1e9 for mode in modes}
+    yield found
+    for name, network, sizes, window, fits in SETTINGS:
+        arguments, options = problem(network, **sizes), OPTIONS | {"window": window}
+        ways: dict[str, Callable[[], Any]] = {"general": partial(unroll.metagradient, network.loss, *arguments, **options)}
+        if fits:
+            ways = {"full graph": partial(full_graph, network.loss, *arguments, **OPTIONS)} | ways
+        flats = {mode: CpuConvNet(network, mode) for mode in modes}
+        ways |= {mode: partial(Engine(flat, mode).metagradient, *arguments, **options) for mode, flat in flats.items()}
+        for mode in modes:
+            ways[mode]()  # compiles
+        rounds = [{way: timed(work) for way, work in ways.items()} for _ in range(ROUNDS)]
+        median = {way: statistics.median(seconds[way] for seconds in rounds) for way in ways}
+        found |= {f"{name}: {way}, s an outer step": seconds for way, seconds in median.items()}
+        plain = "full graph" if fits else "general"
+        found |= {f"{name}: {plain} / {mode}": median[plain] / median[mode] for mode in modes}
+        for mode, flat in flats.items():
+            work = flat.operations(sizes["batch"])
+            products = sizes["steps"] * work["gradient"] + (window or sizes["steps"]) * work["adjoint"]
+            products += flat.operations(sizes["real"])["gradient"]
+            rate = found[f"convolutions, {mode}, GFLOP/s"] * 1e9
+            found[f"{name}: {mode}, of the convolutions' rate"] = products / median[mode] / rate
+        yield found
+    found |= _errors(modes)
+    yield found
+    if "bf16" in modes:
+        found |= _accuracies()
+        yield found
+
+
+def _rate(mode: str, images: int = 100) -> float:
+    """Products a second of the library's convolution 128 -> 128 at 16x16, forward and backward."""
+    kind = torch.bfloat16 if mode == "bf16" else torch.float32
+    x = torch.randn(images, 128, 16, 16, dtype=kind).to(memory_format=torch.channels_last).requires_grad_()
+    w = torch.randn(128, 128, 3, 3, dtype=kind).to(memory_format=torch.channels_last).requires_grad_()
+    slope = torch.ones_like(x)
+
+    def work() -> None:
+        torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), slope)
+
+    work()
+    return 3 * 2 * 9 * 128 * 128 * 256 * images / min(timed(work) for _ in range(10))
+
+
+def _errors(modes: list[str]) -> dict[str, float]:
+    """Of each pass, relative to float64 autograd."""
+    params, images, labels, (rows,), _ = problem(CONVNET, 20, 1, 1, per_class=4).to("cpu", torch.float64)
+    generator, exact = torch.Generator().manual_seed(0), unroll.eager(CONVNET.loss)
+    mu = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.01 for n, p in params.items()}
+    seen, truth, found = images[rows], labels[rows], {}
+    slope, (curvature, by_seen) = exact.gradient(params, seen, truth), exact.adjoint(params, seen, truth, mu)
+    for mode in modes:
+        flat = CpuConvNet(CONVNET, mode)
+        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
+        moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
+        for name, given, expected in (
+            ("gradient", flat.gradient(vector, seen.float(), truth), flat.pack(slope)),
+            ("Hessian times mu", moved, flat.pack(curvature)),
+            ("gradient of that by the images", by_images, by_seen),
+        ):
+            error = (given.double() - expected.double()).norm() / expected.double().norm()
+            found[f"one pass of 20 images, {name}, {mode}: relative error"] = float(error)
+    return found
+
+
+def _accuracies(seeds: int = 3) -> dict[str, float]:
+    """Of a small distillation in either precision, on the digits' validation split."""
+    images, found = load("digits"), {}
+    small = {"network": "convnet:width=32,depth=2", "images_per_class": 1, "downsample": 1, "inner_steps": 30, "window": 20}
+    for mode in ("fp32", "bf16"):
+        config = [
+            preset("fast", **small, outer_steps=100, init="samples", compute=mode, device="cpu", seed=s) for s in range(seeds)
+        ]
+        means = [evaluate(distill(images, each), images, networks=3, on="validation", device="cpu").mean for each in config]
+        found[f"digits, {seeds} seeds: validation accuracy in {mode}, %"] = statistics.mean(means)
+        found[f"digits, {seeds} seeds: deviation in {mode}"] = statistics.stdev(means)
+    return found
