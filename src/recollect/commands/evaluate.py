@@ -64,7 +64,8 @@ class Evaluate:
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
-        found = across(memory, images, names, recipe=recipe, **options)
+        with terminal.trainings("memory") as progress:
+            found = across(memory, images, names, recipe=recipe, progress=progress, **options)
         rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
         preprocess = memory.preprocess(images)
         if self.baselines:
@@ -74,10 +75,13 @@ class Evaluate:
             size = f"{per_class * images.classes * images.train.images[0].numel():,} numbers"
             for name in names:
                 same = dataclasses.replace(recipe, network=name)
-                rows.append((random_real(images, per_class, preprocess, same, **options), size))
+                with terminal.trainings("random real images") as progress:
+                    rows.append((random_real(images, per_class, preprocess, same, progress=progress, **options), size))
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
-            rows.append((full_data(images, preprocess, whole, **options), f"{images.train.images.numel():,} numbers"))
+            with terminal.trainings("all the data") as progress:
+                found_full = full_data(images, preprocess, whole, progress=progress, **options)
+            rows.append((found_full, f"{images.train.images.numel():,} numbers"))
         terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
         where = self.json or path.parent / "evaluation.json"
         written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]

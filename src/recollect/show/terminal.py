@@ -13,20 +13,24 @@ from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from recollect.evaluation import Evaluation
+    from recollect.training import Progress as Training
 
 LINE_SECONDS = 5.0  # between plain lines
+SHORT_SECONDS = 2.0  # of a training that is over before one would look
 
 
 @contextmanager
-def steps(name: str, total: int, quiet: bool = False, done: int = 0) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Progress of outer steps: step, loss, speed, time left."""
+def steps(
+    name: str, total: int, quiet: bool = False, done: int = 0, unit: str = "step"
+) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Progress of outer steps, or of other units: how many, loss, speed, time left."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
         with bar(MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}")) as progress:
-            yield _in_bar(progress, name, total, done)
+            yield _in_bar(progress, name, total, done, unit)
     else:
-        yield _lines(name, total)
+        yield _lines(name, total, unit)
 
 
 def bar(*columns: ProgressColumn) -> Progress:
@@ -35,20 +39,20 @@ def bar(*columns: ProgressColumn) -> Progress:
     return Progress(TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True))
 
 
-def _in_bar(progress: Progress, name: str, total: int, done: int) -> Callable[[dict[str, Any]], None]:
+def _in_bar(progress: Progress, name: str, total: int, done: int, unit: str) -> Callable[[dict[str, Any]], None]:
     task = progress.add_task(name, total=total, completed=done, loss="-", speed="")
 
     def update(line: dict[str, Any]) -> None:
         if line["step"] <= progress.tasks[0].completed:  # the next run of a selection
             progress.reset(task)
         progress.update(
-            task, completed=line["step"], total=line.get("of", total), loss=_loss(line), speed=f"{line['seconds']:.2f} s/step"
+            task, completed=line["step"], total=line.get("of", total), loss=_loss(line), speed=f"{line['seconds']:.2f} s/{unit}"
         )
 
     return update
 
 
-def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
+def _lines(name: str, total: int, unit: str) -> Callable[[dict[str, Any]], None]:
     began, last, first, previous = 0.0, 0.0, 0, math.inf
 
     def line(values: dict[str, Any]) -> None:
@@ -59,10 +63,34 @@ def _lines(name: str, total: int) -> Callable[[dict[str, Any]], None]:
         previous = step
         if now - last >= LINE_SECONDS or step in (first, total):
             last, per_step = now, (now - began) / (step - first + 1)
-            told = f"loss {_loss(values)}  {per_step:.2f} s/step  {per_step * (total - step):.0f} s left"
-            print(f"{name}: step {step}/{total}  {told}", file=sys.stderr, flush=True)
+            told = f"loss {_loss(values)}  {per_step:.2f} s/{unit}  {lasting(per_step * (total - step))} left"
+            print(f"{name}: {unit} {step}/{total}  {told}", file=sys.stderr, flush=True)
 
     return line
+
+
+@contextmanager
+def trainings(name: str, quiet: bool = False) -> Iterator[Callable[["Training"], None] | None]:
+    """Progress of networks that are trained: epochs of all of them."""
+    with steps(name, 1, quiet, unit="epoch") as show:
+        began = time.monotonic()
+
+        def progress(now: "Training") -> None:
+            done = now.finished * now.epochs + now.together * now.epoch
+            spent = time.monotonic() - began
+            seconds = spent / done
+            if show and spent > SHORT_SECONDS:
+                show({"step": done, "of": now.networks * now.epochs, "loss": now.loss, "seconds": seconds})
+
+        yield progress
+
+
+def lasting(seconds: float) -> str:
+    """A time as a person says it."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _loss(line: dict[str, Any]) -> str:
