@@ -24,7 +24,7 @@ from recollect.memory import recall
 from recollect.nets import Network
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import BACK, MOST_SKIPS, share
-from recollect.runs import Run, load_checkpoint
+from recollect.runs import Run, Stopped, load_checkpoint
 
 module = sys.modules["recollect.distillation"]
 
@@ -154,7 +154,7 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
         if line["step"] == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(module.Stopped, match="step 3"):
+    with pytest.raises(Stopped, match="step 3"):
         distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
     assert load_checkpoint(Run(tmp_path / "parts").checkpoint_path)["state"]["step"] == 3
     assert (tmp_path / "parts" / "memory.safetensors").exists()
@@ -207,6 +207,29 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
     assert not list(folder.glob(".*tmp"))
+
+
+@pytest.mark.parametrize("objective", ["unrolled", "regression"])
+def test_a_signal_drops_the_step_it_interrupts(objective, tmp_path, monkeypatch):
+    """Ctrl-C in the middle of an outer step: the last finished one is saved, and the end is bit-for-bit the same."""
+    config = changed(CONFIG, objective=objective, network="convnet:width=4,depth=1")
+    whole = distill(toy(), config, run=tmp_path / "whole")
+    gradient = Distiller.gradient
+
+    def interrupted(self, state):
+        found = gradient(self, state)
+        if state.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the signal came too late")
+        return found
+
+    monkeypatch.setattr(Distiller, "gradient", interrupted)
+    with pytest.raises(Stopped, match="stopped after outer step 3"):
+        distill(toy(), config, run=tmp_path / "run")
+    monkeypatch.undo()
+    again = distill(toy(), config, run=tmp_path / "run", resume=True)
+    assert torch.equal(again.bases, whole.bases)
+    assert torch.equal(again.addressing, whole.addressing)
 
 
 @pytest.mark.parametrize("preprocess", ["normalise", "zca"])
@@ -437,10 +460,10 @@ def test_the_engine_gives_the_same_outer_steps(change):
 def test_out_of_gpu_memory_in_the_middle_can_be_resumed(tmp_path, monkeypatch):
     step = Distiller.step
 
-    def full(self, state):
+    def full(self, state, signals):
         if state.step == 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return step(self, state)
+        return step(self, state, signals)
 
     monkeypatch.setattr(Distiller, "step", full)
     with pytest.raises(RecollectError, match=r"out of GPU memory after outer step 3: .* last good memory is"):
@@ -477,10 +500,10 @@ def test_memories_on_the_way_are_kept(tmp_path):
     whole = distill(toy(), config, run=tmp_path / "whole")
     step = Distiller.step
 
-    def stop(self, state):
+    def stop(self, state, signals):
         if state.step == 3:
             raise torch.OutOfMemoryError
-        return step(self, state)
+        return step(self, state, signals)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Distiller, "step", stop)

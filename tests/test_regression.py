@@ -60,20 +60,21 @@ def test_the_pool_has_staggered_ages_and_begins_anew():
     objective._fill(0)
     ages = [member["age"] for member in objective.pool]
     assert ages == [number * MOST_STEPS // POOL for number in range(POOL)]
-    member, before = objective.pool[3], dict(objective.pool[3]["params"])
+    before = objective.to_dict()["pool"]
     images, labels = examples(6, 0).images.float(), torch.arange(6) % 3
     losses = []
     for _ in range(5):
-        losses.append(float(objective.network.loss(member["params"], images, labels)))
-        objective._age(member, images, labels, 9)
+        losses.append(float(objective.network.loss(objective.pool[3]["params"], images, labels)))
+        objective._age(3, images, labels, 9)
     assert losses == sorted(losses, reverse=True)
-    assert (member["age"], member["steps"]) == (ages[3] + 5, 5)
-    member["age"] = MOST_STEPS - 1
-    objective._age(member, images, labels, 9)
-    assert (member["age"], member["steps"]) == (0, 0)
+    assert (objective.pool[3]["age"], objective.pool[3]["steps"]) == (ages[3] + 5, 5)
+    assert [member["age"] for member in before] == ages  # what was held before a step stays
+    objective.pool[3]["age"] = MOST_STEPS - 1
+    objective._age(3, images, labels, 9)
+    assert (objective.pool[3]["age"], objective.pool[3]["steps"]) == (0, 0)
     fresh = objective.network.fresh(9)
-    assert all(torch.equal(p, fresh[name]) for name, p in member["params"].items())
-    assert not torch.equal(before["0.weight"], fresh["0.weight"])
+    assert all(torch.equal(p, fresh[name]) for name, p in objective.pool[3]["params"].items())
+    assert not torch.equal(before[3]["params"]["0.weight"], fresh["0.weight"])
 
 
 def test_one_adam_step_is_torch_s():
@@ -81,6 +82,7 @@ def test_one_adam_step_is_torch_s():
     member = objective._fresh(0)
     for kind in ("params", "mean", "square"):  # a bias before a norm has a gradient of rounding alone, which Adam blows up
         member[kind] = {name: p.double() for name, p in member[kind].items()}
+    objective.pool = [member]
     mine = {name: p.clone().requires_grad_() for name, p in member["params"].items()}
     optimiser = torch.optim.Adam(mine.values(), 3e-4)
     images, labels = examples(6, 0).images, torch.arange(6) % 3
@@ -88,9 +90,9 @@ def test_one_adam_step_is_torch_s():
         optimiser.zero_grad()
         objective.network.loss(mine, images, labels).backward()
         optimiser.step()
-        objective._age(member, images, labels, 0)
+        objective._age(0, images, labels, 0)
     for name in ("0.weight", "1.weight", "1.bias", "5.weight", "5.bias"):
-        torch.testing.assert_close(member["params"][name], mine[name].detach(), rtol=1e-6, atol=1e-9)
+        torch.testing.assert_close(objective.pool[0]["params"][name], mine[name].detach(), rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("changes", [{}, {"addressing": "one-hot", "bases": None}, {"augment": "flip+crop"}])

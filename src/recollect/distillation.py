@@ -31,7 +31,7 @@ from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Pictures
-from recollect.runs import Run, Stopped, check_same, load_checkpoint, save_checkpoint, stopping
+from recollect.runs import Interrupted, Run, Signals, Stopped, check_same, load_checkpoint, save_checkpoint
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import train
 
@@ -155,9 +155,10 @@ class Distiller:
 
     # --- an outer step -------------------------------------------------------------------------------------------------------
 
-    def step(self, state: State) -> dict[str, Any]:
-        """One outer step, in place. Returns what to log of it."""
-        value, gradients = self.gradient(state)
+    def step(self, state: State, signals: Signals | None = None) -> dict[str, Any]:
+        """One outer step, in place; a signal may drop it until its gradient is there. Returns what to log of it."""
+        with (signals or Signals()).drops():
+            value, gradients = self.gradient(state)
         return outer.advance(state, value, gradients, self.config.outer, self.config.budget.outer_steps)
 
     def gradient(self, state: State) -> tuple[float, list[Tensor]]:
@@ -358,7 +359,7 @@ def _perform(
         distiller.load(state, saved["state"])
     if not folder:
         with distiller.threads():
-            trouble = _loop(distiller, state, progress, lambda: None, [])
+            trouble = _loop(distiller, state, progress, lambda: None, Signals())
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
         return distiller.memory(state)
@@ -377,14 +378,14 @@ def _perform(
         known = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
         save_checkpoint(folder.checkpoint_path, known | {"state": distiller.to_dict(state)})
 
-    with stopping() as caught, distiller.threads():
-        trouble = _loop(distiller, state, record, save, caught)
+    with Signals().collected() as signals, distiller.threads():
+        trouble = _loop(distiller, state, record, save, signals)
     save()
     distiller.memory(state).save(folder.memory_path)
     if trouble:
         raise RecollectError(f"{trouble}. The last good memory is {folder.memory_path}")
     if state.step < config.budget.outer_steps:
-        raise Stopped(caught[0], folder.folder, state.step)
+        raise Stopped(signals.caught[0], folder.folder, state.step)
     return Memory.load(folder.memory_path)
 
 
@@ -394,15 +395,20 @@ def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
         say(f"needs about {distiller.needs / 2**30:.1f} GiB of GPU memory, of which {free / 2**30:.1f} GiB are free")
 
 
-def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[], None], caught: list[int]) -> str | None:
-    """Outer steps until they are done, a signal is caught, or nothing usable comes out any more (then it says so)."""
+def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[], None], signals: Signals) -> str | None:
+    """Outer steps until they are done, a signal is caught, or nothing usable comes out any more (then it says so). A step that a
+    signal interrupts is dropped."""
     config, saved_at = distiller.config, time.monotonic()
-    while state.step < config.budget.outer_steps and not caught:
-        began = time.perf_counter()
+    while state.step < config.budget.outer_steps and not signals.caught:
+        began, before = time.perf_counter(), distiller.objective.to_dict()
         try:
             if config.query.encoder_epochs and state.step == 0:
-                distiller.teach(state)
-            line = distiller.step(state)
+                with signals.drops():
+                    distiller.teach(state)
+            line = distiller.step(state, signals)
+        except Interrupted:
+            distiller.objective.load(before)
+            break
         except torch.OutOfMemoryError:  # with all that can be split split: somebody else took the memory
             return (
                 f"out of GPU memory after outer step {state.step}: free some on {config.run.device} and resume the run, or "

@@ -221,25 +221,46 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-@contextmanager
-def stopping() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM, so that a step can be finished and saved; a second one stops at once."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+class Interrupted(Exception):
+    """What a run was doing is dropped: it is told to stop."""
 
-    def remember(number: int, _: object) -> None:
-        caught.append(number)
-        for each in numbers:
-            signal.signal(each, before[each])
 
-    for number in numbers:
-        signal.signal(number, remember)
-    try:
-        yield caught
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])
+class Signals:
+    """Ctrl-C and SIGTERM while a run works: collected, so that it can save; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.caught: list[int] = []
+        self._drops = False
+
+    @contextmanager
+    def drops(self) -> Iterator[None]:
+        """What is done here may be dropped: a signal ends it by Interrupted."""
+        self._drops = True
+        try:
+            yield
+        finally:
+            self._drops = False
+
+    @contextmanager
+    def collected(self) -> Iterator["Signals"]:
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def remember(number: int, _: object) -> None:
+            self.caught.append(number)
+            restore()
+            if self._drops:
+                raise Interrupted
+
+        for number in before:
+            signal.signal(number, remember)
+        try:
+            yield self
+        finally:
+            restore()

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from recollect.config import InnerLoop
 from recollect.data import augment
-from recollect.nets import Network, Params
+from recollect.nets import Network
 from recollect.objectives.seam import Chance, Examples, Found
 
 POOL, MOST_STEPS = 10, 100
@@ -40,7 +40,7 @@ class Regression:
         self.network, self.inner, self.device = network, inner, device
         self.names = augment.parse(inner.augment)
         self.pool: list[dict[str, Any]] = []
-        """params, mean, square, age"""
+        """params, mean, square, steps, age"""
 
     def draw(self, labels: Tensor, chance: Chance) -> Drawn:
         generator = chance.network(0)
@@ -64,7 +64,7 @@ class Regression:
         ours = self.network.features(member["params"], seen)
         value = regression(ours, self._targets(labels, ours), theirs, self._targets(real.labels, ours))
         by_images = torch.zeros_like(recalled.images).index_copy_(0, rows, torch.autograd.grad(value, chosen)[0])
-        self._age(member, seen.detach(), labels, drawn.seed)
+        self._age(drawn.member, seen.detach(), labels, drawn.seed)
         return Found(value.detach(), by_images)
 
     def _targets(self, labels: Tensor, like: Tensor) -> Tensor:
@@ -78,24 +78,25 @@ class Regression:
     def _fresh(self, seed: int) -> dict[str, Any]:
         params = self.network.drawn(seed, self.device)
         zeros = {name: torch.zeros_like(p) for name, p in params.items()}
-        return {"params": params, "mean": zeros, "square": dict(zeros), "steps": 0, "age": 0}
+        return {"params": params, "mean": zeros, "square": zeros, "steps": 0, "age": 0}
 
-    def _age(self, member: dict[str, Any], images: Tensor, labels: Tensor, seed: int) -> None:
-        """One Adam step on the recalled images; too old, it begins anew."""
-        member["age"] += 1
-        if member["age"] >= MOST_STEPS:
-            member.update(self._fresh(seed))
-            return
-        member["steps"] += 1
-        params: Params = member["params"]
-        gradient = grad(self.network.loss)(params, images, labels)
-        for name, g in gradient.items():
-            member["mean"][name] = torch.lerp(member["mean"][name], g, 1 - BETAS[0])
-            member["square"][name] = torch.lerp(member["square"][name], g.square(), 1 - BETAS[1])
-            mean, square = (
-                member[kind][name] / (1 - beta ** member["steps"]) for kind, beta in zip(("mean", "square"), BETAS, strict=True)
-            )
-            params[name] = params[name] - POOL_LR * mean / (square.sqrt() + EPSILON)
+    def _age(self, number: int, images: Tensor, labels: Tensor, seed: int) -> None:
+        """One Adam step on the recalled images; too old, a network begins anew. The pool before is left as it was."""
+        member = self.pool[number]
+        if member["age"] + 1 >= MOST_STEPS:
+            new = self._fresh(seed)
+        else:
+            new, steps = {"age": member["age"] + 1, "steps": member["steps"] + 1}, member["steps"] + 1
+            gradient = grad(self.network.loss)(member["params"], images, labels)
+            kinds = {"mean": gradient, "square": {name: g.square() for name, g in gradient.items()}}
+            for (kind, now), beta in zip(kinds.items(), BETAS, strict=True):
+                new[kind] = {name: torch.lerp(old, now[name], 1 - beta) for name, old in member[kind].items()}
+            unbias = [1 - beta**steps for beta in BETAS]
+            new["params"] = {
+                name: p - POOL_LR * (new["mean"][name] / unbias[0]) / ((new["square"][name] / unbias[1]).sqrt() + EPSILON)
+                for name, p in member["params"].items()
+            }
+        self.pool = [*self.pool[:number], new, *self.pool[number + 1 :]]
 
     def to_dict(self) -> dict[str, Any]:
         return {"pool": self.pool}

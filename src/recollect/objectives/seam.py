@@ -57,7 +57,8 @@ class Objective(Protocol):
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """The state: tensors, numbers, strings and containers of them."""
+        """The state: tensors, numbers, strings and containers of them. A step does not change them, but puts others in their
+        place: whoever holds the state from before a step can go back to it."""
         ...
 
     def load(self, saved: dict[str, Any]) -> None:
