@@ -12,10 +12,10 @@ from recollect.config import DistillConfig, changed, setting
 from recollect.errors import RecollectError
 from recollect.outer import State
 
-TIMED = 3  # outer steps of each recipe, after one to warm up
+TIMED, SHARE = 3, 0.02  # outer steps of each recipe at least, after one to warm up; and share of the time
 MINUTES = 10.0  # where nothing is asked for, on a CPU
 MARGIN = 0.98  # of the time that is left: saving takes some
-SHORT = {"inner_steps": 40, "window": 25, "inner_lr": 0.02, "init": "samples"}
+SHORT = {"inner_steps": 40, "window": 25, "inner_lr": 0.02, "init": "samples", "real_per_class": 100}
 
 RECIPES: dict[str, tuple[tuple[dict[str, Any], int], ...]] = {
     "cuda": (({}, 1),),
@@ -60,7 +60,7 @@ def afford(
             found = changed(found, window=found.inner.steps)
         if found in [each for each, _ in tried]:
             continue
-        each = _seconds(make(found))
+        each = _seconds(make(found), SHARE * seconds)
         tried.append((found, each))
         if (deadline - time.perf_counter()) * MARGIN / each >= enough:
             break
@@ -82,11 +82,12 @@ def _why(tried: list[tuple[DistillConfig, float]]) -> str:
     return f"because too few steps fit of {', '.join(refused)}" if refused else "because enough steps fit of it"
 
 
-def _seconds(distiller: Steps) -> float:
-    """Of an outer step: the mean of a few, whose unrolls may differ in length."""
+def _seconds(distiller: Steps, least: float) -> float:
+    """Of an outer step: the mean over so many seconds, since unrolls may differ in length."""
     state = distiller.begin()
     distiller.step(state)
-    began = time.perf_counter()
-    for _ in range(TIMED):
+    began, done = time.perf_counter(), 0
+    while done < TIMED or time.perf_counter() - began < least:
         distiller.step(state)
-    return (time.perf_counter() - began) / TIMED
+        done += 1
+    return (time.perf_counter() - began) / done
