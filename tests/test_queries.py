@@ -168,10 +168,10 @@ def test_same_seed_same_bytes_also_when_resumed(tmp_path, monkeypatch):
     whole = distill(toy(), ASKED, run=tmp_path / "whole")
     step = Distiller.step
 
-    def stop(self, state):
+    def stop(self, state, signals):
         if state.step == 3:
             raise torch.OutOfMemoryError
-        return step(self, state)
+        return step(self, state, signals)
 
     with monkeypatch.context() as patch:
         patch.setattr(Distiller, "step", stop)
