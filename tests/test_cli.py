@@ -125,10 +125,10 @@ def test_a_stopped_run_resumes_to_the_same_bytes(call, toy_npz, whole, folder, m
     distiller = sys.modules["recollect.distillation"].Distiller
     step = distiller.step
 
-    def stopping(self, state):
+    def stopping(self, state, signals):
         if state.step == 1:
             signal.raise_signal(number)
-        return step(self, state)
+        return step(self, state, signals)
 
     monkeypatch.setattr(distiller, "step", stopping)
     _, err = call("distill", toy_npz, *TINY, "--out", "part", "--quiet", code=code)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MOST_DEPTH = 100  # of a header's JSON
+
+
 class TensorInfo(NamedTuple):
     """Shape and type of a tensor in a file."""
 
@@ -67,6 +70,8 @@ class Kind:
             raise self.damaged(where, "its header is not JSON") from None
         if not isinstance(fields, dict):
             raise self.damaged(where, "its header is not a JSON object")
+        if _is_deep(fields):
+            raise self.damaged(where, f"its header is JSON of more than {MOST_DEPTH} levels")
         version = fields.get("format")
         if type(version) is int and version > self.format:
             raise RecollectError(
@@ -90,6 +95,15 @@ class Kind:
         import safetensors.torch
 
         write_atomically(path, safetensors.torch.save(tensors, {self.key: header}))
+
+
+def _is_deep(value: object) -> bool:
+    """Whether lists and objects are nested beyond what any of ours is; without recursion, which has its own limit."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [child for each in inside for child in each]
+    return bool(level)
 
 
 def plain(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
