@@ -232,13 +232,13 @@ class _Piece:
         features, dfeatures = self._halves(pooled.permute(0, 2, 3, 1).flatten(1).float())
         (weight, bias), name = self.given.head, self.net.linear
         logs = torch.addmm(bias, features, weight.T).log_softmax(1)
-        chances = logs.exp()
-        by_logits = (chances - F.one_hot(labels, self.net.classes)) / total
+        probabilities = logs.exp()
+        by_logits = (probabilities - F.one_hot(labels, self.net.classes)) / total
         both, by_weight, by_bias = by_logits @ weight, by_logits.T @ features, by_logits.sum(0)
         if self.moved and dfeatures is not None:
             dweight, dbias = self.moved.head
             dlogits = torch.addmm(dbias, dfeatures, weight.T).addmm_(features, dweight.T)
-            dby_logits = chances * (dlogits - (chances * dlogits).sum(1, keepdim=True)) / total
+            dby_logits = probabilities * (dlogits - (probabilities * dlogits).sum(1, keepdim=True)) / total
             both = torch.cat([(dby_logits @ weight).addmm_(by_logits, dweight), both])
             by_weight = (dby_logits.T @ features).addmm_(by_logits.T, dfeatures)
             by_bias = dby_logits.sum(0)
