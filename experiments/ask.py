@@ -32,8 +32,9 @@ from torch.func import functional_call
 import recollect
 from recollect.composition import ask
 from recollect.config import changed
+from recollect.decisions import resolve
 from recollect.devices import find_device
-from recollect.distillation import encoder_recipe, resolve
+from recollect.distiller import encoder_recipe
 from recollect.evaluation import memory_recipe
 from recollect.jobs import EXECUTORS, Job, Tell
 from recollect.nets import Network, Params

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
 from recollect.config import changed, from_json, preset
+from recollect.decisions import resolve, training_split
 from recollect.devices import find_device
-from recollect.distillation import resolve, training_split
 from recollect.evaluation import memory_recipe, protocol
 from recollect.files import read_json
 from recollect.jobs import EXECUTORS, Job, Tell

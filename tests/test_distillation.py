@@ -19,7 +19,7 @@ from recollect import Images, Memory, RecollectError, Split, distill, unroll
 from recollect.config import PAPER, changed, preset
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
-from recollect.distillation import Distiller
+from recollect.distiller import Distiller
 from recollect.memory import recall
 from recollect.nets import Network
 from recollect.objectives.unrolled import Unrolled

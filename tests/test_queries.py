@@ -16,7 +16,7 @@ from recollect.config import changed
 from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
-from recollect.distillation import Distiller
+from recollect.distiller import Distiller
 from recollect.header import read_header
 from recollect.memory import recall
 from recollect.nets import Network

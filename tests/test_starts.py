@@ -7,7 +7,7 @@ from test_distillation import CONFIG, toy
 from recollect.config import changed
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
-from recollect.distillation import Distiller
+from recollect.distiller import Distiller
 from recollect.memory import recall
 from recollect.nets import Network
 

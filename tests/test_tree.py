@@ -39,6 +39,7 @@ runs: a run's folder
 jobs: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
+distiller: its outer step
 distillation: Algorithm 1
 evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels

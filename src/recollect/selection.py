@@ -13,7 +13,8 @@ from typing import Any
 
 from recollect.config import DistillConfig, changed, to_json
 from recollect.data.images import Images
-from recollect.distillation import Progress, distill, resolve
+from recollect.decisions import resolve
+from recollect.distillation import Progress, distill
 from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation, evaluate
 from recollect.files import read_json, write_json

@@ -19,7 +19,7 @@ from recollect.continual.buffer import Buffer, Reservoir, Sketch
 from recollect.continual.config import ContinualConfig
 from recollect.continual.streams import Batch, Stream
 from recollect.data import augment
-from recollect.distillation import counted, made
+from recollect.distiller import counted, made
 from recollect.errors import RecollectError
 from recollect.fast import span
 from recollect.header import Header
