@@ -763,9 +763,9 @@ def test_plain_lines_when_piped(capsys, monkeypatch):
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
     show_steps([1, 2, 3, 4], 4)
     assert capsys.readouterr().err.splitlines() == [
-        "toy: step 1/4  loss 0.5000  0.25 s/step  1 s left",
-        "toy: step 3/4  loss 0.5000  2.42 s/step  2 s left",  # five seconds after the last
-        "toy: step 4/4  loss 0.5000  2.06 s/step  0 s left",  # and the last step always
+        "toy: step 1/4  loss 0.5000  0.25 s/step  0.8 s left",
+        "toy: step 3/4  loss 0.5000  2.42 s/step  2.4 s left",  # five seconds after the last
+        "toy: step 4/4  loss 0.5000  2.06 s/step  0.0 s left",  # and the last step always
     ]
 
 

@@ -130,7 +130,7 @@ def test_the_table_stands_beside_the_paper_s(call, toy_npz):
     assert "not run" in lines["La-MAML"]
     assert "77.77 ± 0.58" in lines["Sparse-La-MAML"]
     assert "rotations of toy: accuracy on the test images, mean ± deviation over n seeds" in out
-    assert "tasks" in err  # progress, as plain lines
+    assert "rotations: task 6.0/6  " in err  # progress, as plain lines
     assert Path("runs/continual-rotations/seed-0/online.json").exists()
 
 

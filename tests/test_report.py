@@ -242,8 +242,8 @@ def test_memories_of_every_kind(tmp_path):
         pages[name] = path.read_text()
         checked(pages[name])
         assert path.stat().st_size < 2_000_000
-    assert "The addressing is one-hot" in pages["one-hot"]
-    assert "Images of 2 channels cannot be shown" in pages["two channels"]
+    assert "addressing is one-hot: its classes share no bases" in pages["one-hot"]
+    assert "images of 2 channels cannot be shown" in pages["two channels"]
     assert "2 of 5 recalled images of each class, as pixels again; the first 120 of 150 classes" in pages["many"]
     assert "the first 256 of 300 bases" in pages["many"].lower()
     assert "as float16" in pages["half"]
@@ -256,7 +256,7 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
     folder = make_run(tmp_path / "run", Memory(torch.randn(4, 1, 4, 4), torch.randn(5, 6, 4), header, encoder))
     text = report.write(folder).read_text()
     checked(text)
-    assert text.count("This memory is asked with pictures") == 3
+    assert text.count("Not shown: run is asked with pictures, not with labels") == 3
     assert "recollect evaluate" not in text  # which refuses it
     assert "asked with pictures." in text
     (code,) = Page(text).inside("pre")

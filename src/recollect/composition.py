@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,14 +64,14 @@ class Composition:
         recipe: Recipe | None = None,
         seed: int = 0,
         device: str = "auto",
-        progress: Callable[[dict[str, Any]], None] | None = None,
+        progress: Callable[[Progress], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> "Classifier":
         """A fresh network, trained on these images.
 
         Arguments:
             recipe: how; None is the first memory's.
-            progress: called after epochs, some 100 times, with {"epoch", "epochs", "loss"}.
+            progress: told how far it is (its epoch, epochs and loss), some 100 times; it does not change the arithmetic.
             cancelled: asked after each step; once it says yes, Cancelled is raised.
         """
         recipe = recipe or self.recipe
@@ -88,7 +87,7 @@ class Composition:
             if not math.isfinite(now.loss):
                 raise RecollectError(f"the loss is not finite after epoch {now.epoch}: give a lower lr than {recipe.lr:g}")
             if progress:
-                progress({"epoch": now.epoch, "epochs": now.epochs, "loss": now.loss})
+                progress(now)
 
         network = Network(recipe.network, self.image_shape, len(self.class_names))
         seeds = [network_seed(seed, Purpose.NETWORK, 0)]  # that of an evaluation's first network

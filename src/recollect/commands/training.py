@@ -1,11 +1,9 @@
 """What commands that train a classifier share: how it is trained, and what becomes of it."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from recollect.config import Recipe
 from recollect.errors import RecollectError
@@ -54,8 +52,8 @@ def trained(composition, command: Training):
     """A classifier trained on a composition, by the recipe of its memory and what the command changes of it."""
     given = {field.name: getattr(command, field.name) for field in dataclasses.fields(Recipe)}
     recipe = dataclasses.replace(composition.recipe, **{name: v for name, v in given.items() if v is not None})
-    with terminal.steps("classifier", recipe.epochs, command.quiet) as show:
-        classifier = composition.train(recipe, command.seed, command.device, _epochs(show) if show else None)
+    with terminal.trainings("classifier", command.quiet) as progress:
+        classifier = composition.train(recipe, command.seed, command.device, progress)
     where = f" ({composition.notice})" if composition.notice else ""
     terminal.say(f"{recipe.network} trained on {len(composition.labels):,} recalled images{where}")
     return classifier
@@ -73,14 +71,3 @@ def answer(classifier, pictures: Sequence[Path]) -> None:
     for picture, answer in zip(pictures, classifier.classify(pictures), strict=True):
         notice = f"  [{answer.notice}]" if answer.notice else ""
         terminal.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
-
-
-def _epochs(show):
-    """Epochs of a training, shown as outer steps are."""
-    began = time.perf_counter()
-
-    def progress(line: dict[str, Any]) -> None:
-        seconds = (time.perf_counter() - began) / line["epoch"]
-        show({"step": line["epoch"], "loss": line["loss"], "seconds": seconds})
-
-    return progress

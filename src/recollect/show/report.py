@@ -8,7 +8,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ from recollect.queries import Labels, Pictures
 from recollect.runs import Run
 from recollect.show import charts, heat, pictures, style
 from recollect.show.sources import OURS, Measured, is_number, metrics, of_memory
+from recollect.show.terminal import lasting, listed
 
 FILE = "report.html"
 CSS = re.sub(r"\s*\n\s*", "", Path(__file__).with_suffix(".css").read_text("utf-8"))
@@ -51,25 +52,32 @@ def write(folder: "Path | str") -> Path:
 def page(run: Run) -> str:
     """The report as HTML."""
     memory, points, lines = Memory.load(run.memory_path), of_memory(run.memory_path), metrics(run)
-    config = run.settings
     parts = [
-        ("accuracy", "Accuracy", _accuracy(memory, points)),
-        ("training", "Training", _training(lines)),
-        ("bases", "Bases", _bases(memory)),
-        ("recalled", "Recalled images", _recalled(memory)),
-        ("similarity", "Similarity of classes", _similarity(memory)),
-        ("use", "Use it", _use(memory, run)),
-        ("cost", "What it cost", _cost(memory, points, lines, config["distill"], run)),
-        ("config", "Configuration", _config(config)),
-        ("environment", "Environment", _environment(run)),
+        ("accuracy", "Accuracy", _accuracy, memory, points),
+        ("training", "Training", _training, lines),
+        ("bases", "Bases", _bases, memory),
+        ("recalled", "Recalled images", _recalled, memory),
+        ("similarity", "Similarity of classes", _similarity, memory),
+        ("use", "Use it", _use, memory, run),
+        ("cost", "What it cost", _cost, memory, points, lines, run),
+        ("config", "Configuration", _config, run.settings),
+        ("environment", "Environment", _environment, run),
     ]
     title = ", ".join(filter(None, (memory.header.dataset, str(memory.header.budget.get("name", "")))))
     head = tag("head", Html(META), tag("title", f"{title}: a memory of recollect"), tag("style", Html(CSS)))
-    links = tag("nav", *(tag("a", words, href=f"#{name}") for name, words, _ in parts))
-    sections = [tag("section", tag("h2", words), *content, id=name) for name, words, content in parts]
+    links = tag("nav", *(tag("a", words, href=f"#{name}") for name, words, *_ in parts))
+    sections = [tag("section", tag("h2", words), *_shown(*content), id=name) for name, words, *content in parts]
     header = tag("header", tag("h1", title), tag("p", _sentence(memory)), _tiles(memory, points, lines))
     body = tag("body", header, links, tag("main", *sections), tag("footer", "Written by recollect."))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _shown(make: Callable[..., list["Html"]], *what: Any) -> list["Html"]:
+    """A section, or why this memory has none: its kind of query or of addressing, its channels, a file that was left behind."""
+    try:
+        return make(*what)
+    except RecollectError as error:
+        return [_note(f"Not shown: {error}.")]
 
 
 class Html(str):
@@ -152,14 +160,13 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
         else ("–", "accuracy not measured yet" if isinstance(memory.asked, Labels) else "asked with pictures"),
         (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
         (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
-        (_time(seconds) if seconds else "–", "to distil"),
+        (lasting(seconds) if seconds else "–", "to distil"),
     ]
     return tag("dl", *(tag("div", tag("dt", words), tag("dd", number)) for number, words in tiles), class_="tiles")
 
 
 def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
-    if not isinstance(memory.asked, Labels):
-        return [_note("This memory is asked with pictures: how well it answers depends on them.")]
+    memory.labels()  # of a memory that is asked with anything else, an accuracy depends on that
     if not points:
         return [_note("Not measured yet. In this folder: ", tag("code", "recollect evaluate ."))]
     rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
@@ -180,8 +187,6 @@ def _training(lines: list[dict[str, Any]]) -> list[Html]:
 
 
 def _bases(memory: Memory) -> list[Html]:
-    if memory.bases.shape[1] not in (1, 3):
-        return [_note(f"Bases of {memory.bases.shape[1]} channels cannot be shown as pictures.")]
     shown = _shrunk(pictures.stretched(memory.bases[: pictures.MOST_BASES].float()))
     columns = pictures.wide_columns(len(shown))
     cell = 88 if len(shown) <= 16 else 60 if len(shown) <= 64 else 44
@@ -191,16 +196,9 @@ def _bases(memory: Memory) -> list[Html]:
 
 
 def _recalled(memory: Memory) -> list[Html]:
-    if not isinstance(memory.asked, Labels):
-        return [_note("This memory is asked with pictures: what it recalls is for them to say.")]
-    if memory.image_shape[0] not in (1, 3):
-        return [_note(f"Images of {memory.image_shape[0]} channels cannot be shown as pictures.")]
-    labels = memory.labels(None).tolist()[:MOST_CLASSES]
+    labels = memory.labels().tolist()[:MOST_CLASSES]
     most = max(1, min(pictures.MOST_RECALLED, MOST_PICTURES // len(labels)))
-    try:
-        images, columns = pictures.recalled_by_class(memory, labels, most)
-    except RecollectError as error:  # the whitening file may have been left behind
-        return [_note(f"Not shown: {error}")]
+    images, columns = pictures.recalled_by_class(memory, labels, most)
     cards = []
     for label, some in zip(labels, _shrunk(images).split(columns), strict=True):
         name = memory.class_names[label]
@@ -213,10 +211,6 @@ def _recalled(memory: Memory) -> list[Html]:
 
 
 def _similarity(memory: Memory) -> list[Html]:
-    if not isinstance(memory.asked, Labels):
-        return [_note("This memory is asked with pictures: classes have no coefficients of their own.")]
-    if memory.header.addressing == "one-hot":
-        return [_note("The addressing is one-hot: classes share no bases.")]
     note = "Cosine similarity of the classes' mean coefficients: 1 where two classes mix the bases alike."
     look = "chart large" if len(memory.class_names) > pictures.MOST_CLASSES else "chart"
     return [tag("div", _figure(heat.similarity(memory), "similarity of classes", look), class_="scroll"), _note(note)]
@@ -238,17 +232,17 @@ def _use(memory: Memory, run: Run) -> list[Html]:
     return [tag("p", "In Python, in the folder of this file:"), tag("pre", tag("code", "\n".join(lines)))]
 
 
-def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> list[Html]:
-    made, asked = memory.header.made, config.get("outer_steps")
+def _cost(memory: Memory, points: list[Measured], lines: list[dict[str, Any]], run: Run) -> list[Html]:
+    made, asked = memory.header.made, run.settings["distill"].get("outer_steps")
     steps = made["steps"] if is_number(made.get("steps")) else len([line for line in lines if "loss" in line])
     seconds = _seconds(lines)
     evaluated = [point.seconds for point in points if point.seconds is not None]
     rows = [
         ("outer steps", f"{steps:,} of {asked:,}" if is_number(asked) else f"{steps:,}"),
         ("without a usable gradient", str(made.get("skipped", "?"))),
-        ("distilling", _time(sum(seconds)) if seconds else "not told"),
+        ("distilling", lasting(sum(seconds)) if seconds else "not told"),
         ("an outer step", f"{median(seconds):.3g} s (median)" if seconds else "not told"),
-        ("evaluating", _time(sum(evaluated)) if evaluated else "not told"),
+        ("evaluating", lasting(sum(evaluated)) if evaluated else "not told"),
         ("device", str(made.get("device", "?"))),
         ("the memory's file", _bytes(run.memory_path.stat().st_size)),
     ]
@@ -261,9 +255,9 @@ def _cost(memory: Memory, points, lines, config: dict[str, Any], run: Run) -> li
 
 def _config(config: dict[str, Any]) -> list[Html]:
     usual, asked = to_json(DistillConfig()), config["distill"]
-    told = {name: _listed(value) for name, value in asked.items()}
+    told = {name: listed(value) for name, value in asked.items()}
     rows = [(name, tag("b", words) if usual.get(name, asked[name]) != asked[name] else words) for name, words in told.items()]
-    data = [(f"data, {name}", _listed(value)) for name, value in config["data"].items()]
+    data = [(f"data, {name}", listed(value)) for name, value in config["data"].items()]
     note = _note("Bold: other than the preset fast.")
     return [tag("details", tag("summary", f"{len(rows)} settings"), note, _table([*data, *rows]))]
 
@@ -272,24 +266,11 @@ def _environment(run: Run) -> list[Html]:
     path = run.folder / "environment.json"
     if not path.is_file():
         return [_note("Not kept.")]
-    return [_table((name, _listed(value)) for name, value in read_json(path).items())]
-
-
-def _listed(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_listed(each)}" for name, each in value.items())
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return [_table((name, listed(value)) for name, value in read_json(path).items())]
 
 
 def _seconds(lines: list[dict[str, Any]]) -> list[float]:
     return [line["seconds"] for line in lines if is_number(line.get("seconds"))]
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _bytes(count: int) -> str:

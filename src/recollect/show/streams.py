@@ -1,6 +1,5 @@
 """What a person sees of a continual run: progress over tasks and learners, the table beside the paper's, two figures."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.progress import Progress, TaskProgressColumn
 from rich.table import Table
 
 from recollect.continual.config import LEARNERS
@@ -68,34 +66,21 @@ PAPER = {
 
 @contextmanager
 def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], Tell] | None]:
-    """A bar in a terminal, plain lines when piped; for `run`."""
-    if quiet:
-        yield None
-    elif sys.stderr.isatty():
-        with terminal.bar(TaskProgressColumn()) as bar:
-            yield lambda total, done: _in_bar(bar, name, total, done)
-    else:
-        yield lambda total, done: _lines(name, total, done)
+    """Tasks of all learners and seeds that are done; for `run`."""
+    with terminal.steps(name, 1, quiet, unit="task") as show:
 
+        def begin(total: int, done: float) -> Tell:
+            last = time.monotonic()
 
-def _in_bar(bar: Progress, name: str, total: int, done: float) -> Tell:
-    task = bar.add_task(name, total=total)
-    bar.advance(task, done)
-    return lambda what, amount: bar.update(task, advance=amount, description=f"{name}: {what}")
+            def tell(what: str, amount: float) -> None:
+                nonlocal done, last
+                done, before, last = done + amount, last, time.monotonic()
+                if show and amount:
+                    show({"step": done, "amount": amount, "of": total, "seconds": last - before, "what": what})
 
+            return tell
 
-def _lines(name: str, total: int, done: float) -> Tell:
-    last, first, began = 0.0, done, time.monotonic()
-
-    def line(what: str, amount: float) -> None:
-        nonlocal done, last
-        done, now = done + amount, time.monotonic()
-        if now - last >= terminal.LINE_SECONDS or done >= total - 1e-6:
-            last = now
-            left = f", {(now - began) / (done - first) * max(total - done, 0):.0f} s left" if done > first else ""
-            print(f"{name}: {what}: {done:.1f} of {total} tasks{left}", file=sys.stderr, flush=True)
-
-    return line
+        yield begin if show else None
 
 
 def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
@@ -115,17 +100,16 @@ def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
 
 def table(results: Sequence[Result], stream: str, told: str) -> Table:
     """The paper's table beside ours; `told` says what a single network is told of the task at test."""
-    quoted, shown = PAPER.get(stream, {}), Table()
-    for heading in ("learner", "task id", "RA, %", "LA", "BTI", "BWT", "n", "paper: RA, %", "BTI"):
-        shown.add_column(heading, justify="left" if heading in ("learner", "task id") else "right", no_wrap=True)
+    quoted, rows = PAPER.get(stream, {}), []
     for row in summary(results, stream):
         name, theirs = row["learner"], quoted.get(row["learner"])
         cells = [str(Spread(**row["ra"])) if row["ra"] else "not run"]
         cells += [f"{row[metric]['mean']:.2f}" if row[metric] else "" for metric in ("la", "bti", "bwt")]
         paper = [str(theirs), "n/a" if theirs.bti is None else f"{theirs.bti:.2f}"] if theirs else ["", ""]
         is_told = "yes" if name in PER_TASK else "no" if name == "union" else told
-        shown.add_row(NAMES.get(name, name), is_told, *cells, str(row["n"] or ""), *paper)
-    return shown
+        rows.append((NAMES.get(name, name), is_told, *cells, str(row["n"] or ""), *paper))
+    headings = ("learner", "task id", "RA, %", "LA", "BTI", "BWT", "n", "paper: RA, %", "BTI")
+    return terminal.table(headings, rows, left=("learner", "task id"))
 
 
 @styled

@@ -3,12 +3,13 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
@@ -23,50 +24,49 @@ SHORT_SECONDS = 2.0  # of a training that is over before one would look
 def steps(
     name: str, total: int, quiet: bool = False, done: int = 0, unit: str = "step"
 ) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Progress of outer steps, or of other units: how many, loss, speed, time left."""
+    """Progress of outer steps, or of an amount of other units: how many there are by now, the seconds that the last took, and its
+    loss or what else is to be shown."""
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        with bar(MofNCompleteColumn(), TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[speed]}")) as progress:
-            yield _in_bar(progress, name, total, done, unit)
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TextColumn("left"), TimeRemainingColumn()
+        with Progress(TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True)) as bar:
+            yield _in_bar(bar, bar.add_task(name, total=total, completed=done, told=""), unit)
     else:
         yield _lines(name, total, unit)
 
 
-def bar(*columns: ProgressColumn) -> Progress:
-    """A bar on stderr, with these columns and the time left."""
-    columns = (BarColumn(), *columns, TextColumn("left"), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True))
-
-
-def _in_bar(progress: Progress, name: str, total: int, done: int, unit: str) -> Callable[[dict[str, Any]], None]:
-    task = progress.add_task(name, total=total, completed=done, loss="-", speed="")
-
+def _in_bar(bar: Progress, task: TaskID, unit: str) -> Callable[[dict[str, Any]], None]:
     def update(line: dict[str, Any]) -> None:
-        if line["step"] <= progress.tasks[0].completed:  # the next run of a selection
-            progress.reset(task)
-        progress.update(
-            task, completed=line["step"], total=line.get("of", total), loss=_loss(line), speed=f"{line['seconds']:.2f} s/{unit}"
-        )
+        if line["step"] < bar.tasks[0].completed:  # the next run of a selection
+            bar.reset(task)
+        told = _told(line, line["seconds"] / line.get("amount", 1), unit)
+        bar.update(task, completed=line["step"], total=line.get("of"), told=told)
 
     return update
 
 
 def _lines(name: str, total: int, unit: str) -> Callable[[dict[str, Any]], None]:
-    began, last, first, previous = 0.0, 0.0, 0, math.inf
+    began, last, first, previous = 0.0, 0.0, 0.0, math.inf
 
     def line(values: dict[str, Any]) -> None:
         nonlocal began, first, last, previous, total
         step, now, total = values["step"], time.monotonic(), values.get("of", total)
-        if step <= previous:  # the first step, of this run or the next of a selection
-            began, first = now - values["seconds"], step
-        previous = step
-        if now - last >= LINE_SECONDS or step in (first, total):
-            last, per_step = now, (now - began) / (step - first + 1)
-            told = f"loss {_loss(values)}  {per_step:.2f} s/{unit}  {lasting(per_step * (total - step))} left"
-            print(f"{name}: {unit} {step}/{total}  {told}", file=sys.stderr, flush=True)
+        begins, previous = step < previous, step  # this run, or the next of a selection
+        if begins:
+            began, first = now - values["seconds"], step - values.get("amount", 1)
+        if begins or now - last >= LINE_SECONDS or step > total - 1e-6:
+            last, each = now, (now - began) / (step - first)
+            told = f"{_told(values, each, unit)}  {lasting(each * (total - step))} left"
+            print(f"{name}: {unit} {round(step, 1)}/{total}  {told}", file=sys.stderr, flush=True)
 
     return line
+
+
+def _told(line: dict[str, Any], seconds: float, unit: str) -> str:
+    loss = line.get("loss")
+    what = line.get("what") or ("loss exploded" if loss is None else f"loss {loss:.4f}")
+    return f"{what}  {seconds:.2f} s/{unit}"
 
 
 @contextmanager
@@ -88,26 +88,23 @@ def trainings(name: str, quiet: bool = False) -> Iterator[Callable[["Training"],
 def lasting(seconds: float) -> str:
     """A time as a person says it."""
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _loss(line: dict[str, Any]) -> str:
-    return "exploded" if line["loss"] is None else f"{line['loss']:.4f}"
-
-
 def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:
     """Evaluations with a word on their size, as one table on stdout."""
-    table = _table("trained on", "size", "network", "accuracy, %", "n", left=("trained on", "network"))
-    for evaluation, size in rows:
-        shown = f"{evaluation.mean:.1f} ± {evaluation.deviation:.1f}"
-        table.add_row(evaluation.name, size, evaluation.network, shown, str(len(evaluation.values)))
-    say(title, table)
+    cells = [(e.name, size, e.network, f"{e.mean:.1f} ± {e.deviation:.1f}", str(len(e.values))) for e, size in rows]
+    say(title, table(("trained on", "size", "network", "accuracy, %", "n"), cells, left=("trained on", "network")))
 
 
-def _table(*headings: str, left: Sequence[str]) -> Table:
-    return Table(*(Column(each, justify="left" if each in left else "right", overflow="fold") for each in headings))
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
+    """A table whose columns stand right, as numbers do, but for those named in `left`."""
+    found = Table(*(Column(each, justify="left" if each in left else "right", overflow="fold") for each in headings))
+    for row in rows:
+        found.add_row(*row)
+    return found
 
 
 def pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -130,15 +127,13 @@ def confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
     total, right = sum(map(sum, counts)), sum(counts[i][i] for i in range(len(names)))
     if len(names) <= 10:
         corner = "true class \\ answer"
-        table = Table(Column(corner, overflow="fold"), *(Column(name, justify="right", overflow="fold") for name in names))
-        for name, row in zip(names, counts, strict=True):
-            table.add_row(name, *map(str, row))
+        counted = [(name, *map(str, row)) for name, row in zip(names, counts, strict=True)]
+        shown = table((corner, *names), counted, left=(corner,))
     else:
-        table = Table(*(Column(heading, overflow="fold") for heading in ("true class", "answer", "images")))
-        mistakes = [(counts[i][j], names[i], names[j]) for i in range(len(names)) for j in range(len(names)) if i != j]
-        for count, truth, answer in sorted(mistakes, key=lambda mistake: -mistake[0])[:10]:
-            table.add_row(truth, answer, str(count))
-    say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split", table)
+        pairs = sorted(permutations(range(len(names)), 2), key=lambda pair: -counts[pair[0]][pair[1]])[:10]
+        mistakes = [(names[truth], names[answer], str(counts[truth][answer])) for truth, answer in pairs]
+        shown = table(("true class", "answer", "images"), mistakes, left=("true class", "answer"))
+    say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split", shown)
 
 
 def class_names(names: Sequence[str]) -> str:
@@ -151,4 +146,4 @@ def listed(value: Any) -> str:
         return ", ".join(f"{name} {listed(each)}" for name, each in value.items())
     if isinstance(value, list):
         return " ".join(map(listed, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

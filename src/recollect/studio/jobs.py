@@ -16,7 +16,7 @@ from recollect.composition import Composition
 from recollect.config import Recipe
 from recollect.errors import RecollectError
 from recollect.studio.shelf import Choice, Missing, Shelf
-from recollect.training import Cancelled
+from recollect.training import Cancelled, Progress
 
 MOST_WAITING = 8  # trainings in the queue
 MOST_PER_CLIENT = 2  # of them, and of the one that runs
@@ -180,8 +180,8 @@ class Jobs:
             job.whitening = zca.file_name
         self._move(job, "training")
 
-        def progress(line: dict[str, Any]) -> None:
-            job.losses.append((line["epoch"], line["loss"]))
+        def progress(now: Progress) -> None:
+            job.losses.append((now.epoch, now.loss))
             job.seconds = time.monotonic() - began
 
         def cancelled() -> bool:
