@@ -1,6 +1,7 @@
 # Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest -n auto
 
 .PHONY: demo test test-often format clean
 
@@ -11,14 +12,14 @@ test: .venv/installed-dev .venv/chromium
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
-	$(BIN)/pytest
+	$(PYTEST)
 
 # Ten times: in random orders, beside two busy processes, on one core. The first that fails ends it; its seed is in its header.
 test-often: .venv/installed-dev .venv/chromium
-	for n in 1 2 3 4 5; do $(BIN)/pytest || exit 1; done
+	for n in 1 2 3 4 5; do $(PYTEST) || exit 1; done
 	yes >/dev/null & first=$$!; yes >/dev/null & second=$$!; trap "kill $$first $$second" EXIT; \
-	  for n in 1 2 3; do $(BIN)/pytest || exit 1; done
-	for n in 1 2; do taskset -c 0 $(BIN)/pytest || exit 1; done
+	  for n in 1 2 3; do $(PYTEST) || exit 1; done
+	for n in 1 2; do taskset -c 0 $(PYTEST) || exit 1; done
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

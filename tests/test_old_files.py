@@ -39,8 +39,9 @@ def call(folder, capsys):
 
 
 def same_tensors(one: Path, other: Path) -> bool:
+    """To rounding: the files were written on another processor."""
     ours, theirs = load_file(one), load_file(other)
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in ours)
 
 
 def test_what_they_are(folder):

@@ -50,7 +50,7 @@ def assert_as_by_hand(parts, recipe, network=CONVNET):
         expected = by_hand(network, *each, recipe, seed)
         assert ours.keys() == expected.keys()
         for name, value in expected.items():
-            assert torch.allclose(ours[name], value, rtol=0, atol=1e-6)
+            assert torch.allclose(ours[name], value, rtol=0, atol=1e-5)  # processors round products differently
     return found
 
 
