@@ -14,6 +14,7 @@ from recollect.continual.compress import Compressor, account, make_objective, ta
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
+from recollect.fast.engine import Engine
 from recollect.memory import Budget, recall
 from recollect.objectives import unrolled
 from recollect.objectives.unrolled import Unrolled
@@ -94,7 +95,7 @@ def engine(monkeypatch):
 
         def with_engine(self, network, inner, device, compute="auto", compile=False):
             init(self, network, inner, device, compute)
-            self.engine = fast.fastest(network, device, compute)
+            self.engine = Engine(*fast.passes(network, device, compute))
 
         monkeypatch.setattr(Unrolled, "__init__", with_engine)
 

@@ -20,6 +20,8 @@ from recollect.config import PAPER, changed, preset
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
 from recollect.distiller import Distiller
+from recollect.fast import passes
+from recollect.fast.engine import Engine
 from recollect.memory import recall
 from recollect.nets import Network
 from recollect.objectives.unrolled import Unrolled
@@ -448,7 +450,7 @@ def test_the_engine_gives_the_same_outer_steps(change):
         network = Network(config.inner.network, images.shape, images.classes)
         distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
         if engine:
-            distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
+            distiller.draws_ahead, distiller.objective.engine = True, Engine(*passes(network, "cpu"))
         state = distiller.begin()
         losses = [distiller.step(state)["loss"] for _ in range(4)]
         assert set(distiller.ahead) == ({4} if engine else set())
@@ -480,7 +482,7 @@ def test_memory_is_estimated_for_a_gpu(monkeypatch):
     network = Network(config.inner.network, images.shape, images.classes)
     distiller = Distiller(images, config, Preprocess.fit(images.train.images), network)
     assert distiller.needs is None
-    distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
+    distiller.draws_ahead, distiller.objective.engine = True, Engine(*passes(network, "cpu"))
     weights = sum(p.numel() for p in network.module.parameters())
     assert distiller.needs > 4 * weights * (config.inner.steps + 1)
     said = []

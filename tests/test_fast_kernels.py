@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from recollect import unroll
 from recollect.fast import convnet
+from recollect.fast.byhand import Given
 from recollect.fast.convnet import ConvNet
 from recollect.fast.engine import precision
 from recollect.fast.flat import Pieces
@@ -122,6 +123,12 @@ def test_by_square_and_back():
     assert torch.equal(spread(by_square(maps)), maps)
 
 
+def launched(net: ConvNet, params, mu, images: Tensor) -> convnet._Launch:
+    """A pass that has begun; without `mu`, one without a tangent."""
+    given, moved = (None if p is None else Given(net, net.pack(p)) for p in (params, mu))
+    return convnet._Launch(net, given, moved, images, torch.empty(net.size, device=DEVICE))
+
+
 SHAPES = [(1, 8, 8), (3, 8, 8), (2, 28, 28)]
 
 
@@ -130,7 +137,7 @@ def test_unfold(shape):
     net = ConvNet(Network("convnet:width=16,depth=1", shape, 3), "fp32")
     images = random(2, *shape, seed=0) + 0.5
     with poisoned():
-        run = convnet._Launch(net, images, tangent=False)
+        run = launched(net, net.network.fresh(0, DEVICE), None, images)
     side = 8 if shape[1] == 8 else 32
     expected = by_square(F.unfold(images, 3, padding=3 if shape[1] == 28 else 1).unflatten(2, (side, side)))
     assert torch.equal(run.patches, F.pad(expected, (0, net.patch - 9 * shape[0])))
@@ -140,7 +147,8 @@ def test_unfold(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_fold(shape, parts):
     net = ConvNet(Network("convnet:width=16,depth=1", shape, 3), "fp32")
-    run = convnet._Launch(net, random(2, *shape, seed=0), tangent=True)
+    params = net.network.fresh(0, DEVICE)
+    run = launched(net, params, params, random(2, *shape, seed=0))
     run.by_patch = random(parts, 2, 9 * shape[0], net.blocks[0].side ** 2, seed=1)
     with poisoned():
         found = run.fold()
@@ -158,29 +166,32 @@ def fused(images: Tensor, gamma: Tensor, beta: Tensor, weight: Tensor) -> Tensor
     return block(F.conv2d(images, weight, padding=1), gamma, beta)
 
 
+def stacked(*maps: Tensor) -> Tensor:
+    return torch.cat(maps).contiguous(memory_format=torch.channels_last)
+
+
 class Case:
     """One block of 32 channels: what its kernels are given, and the function that they differentiate in float64."""
 
     def __init__(self, name: str, first: bool, tangent: bool, offset: float = 0.5):
         net, params, images, _, mu = setting("convnet:width=32,depth=2", (2, 16, 16), 5, 2, name)
         self.net, self.tangent, self.name = ConvNet(net, name), tangent, name
-        self.block = self.net.blocks[0 if first else 1]
-        self.given, self.moved = self.net._given(self.net.pack(params)), self.net._given(self.net.pack(mu))
-        self.moved = self.moved if tangent else None
+        self.number = 0 if first else 1
+        self.block = self.net.blocks[self.number]
         norm, dnorm = ([p[f"{self.block.norm}.{part}"].double() for part in ("weight", "bias")] for p in (params, mu))
         with poisoned():
-            self.run = convnet._Launch(self.net, images, tangent)
+            self.run = launched(self.net, params, mu if tangent else None, images)
         if first:
             weight, dweight, images = params["0.weight"].double(), mu["0.weight"].double(), images.double()
-            self.maps = None
+            self.maps = (None, None)
             self.function, self.inputs = fused, (images, *norm, weight)
             self.moves = (torch.zeros_like(images), *dnorm, dweight)
         else:
-            self.maps = tuple(self.map(8, seed, offset) for seed in range(3 if tangent else 1))
-            y, *dy = (m.double() for m in self.maps)
+            maps = [self.map(8, seed, offset) for seed in range(3 if tangent else 1)]
+            y, *dy = (m.double() for m in maps)
             self.function, self.inputs = block, (y, *norm)
             self.moves = (sum(dy, torch.zeros_like(y)), *dnorm)
-            self.maps = self.maps if tangent else self.maps[0]
+            self.maps = stacked(*maps[:2]), maps[2] if tangent else None
 
     def map(self, side: int, seed: int, offset: float = 0.0) -> Tensor:
         numbers = random(2, side, side, 32, seed=seed) + offset
@@ -188,12 +199,11 @@ class Case:
 
     def forward(self) -> Tensor:
         with precision(self.name), poisoned():
-            return self.run.forward(self.block, self.given, self.moved, self.maps)
+            return self.run.forward(self.number, *self.maps)
 
-    def backward(self, *back: Tensor | None) -> Tensor | None:
+    def backward(self, ga: Tensor, dga: Tensor | None = None, rest: Tensor | None = None) -> Tensor | None:
         with precision(self.name), poisoned():
-            given = back if self.tangent else back[0]
-            return self.run.backward(self.block, self.given, self.moved, self.maps, self.run.kept, given)
+            return self.run.backward(self.number, *self.maps, ga if dga is None else stacked(dga, ga), rest)
 
 
 def over_blocks(test):
@@ -277,16 +287,15 @@ def head_of(name: str, tangent: bool, scale: float = 1.0):
     """The last layer, with more images than a tile and classes that are no power of two."""
     net, params, images, labels, mu = setting("convnet:width=32,depth=2", (1, 8, 8), CLASSES, IMAGES, name)
     fast = ConvNet(net, name)
-    given, moved = fast._given(fast.pack(params)), fast._given(fast.pack(mu)) if tangent else None
     features, dfeatures = (
         scale * random(IMAGES, 2, 2, 32, kind=ROUND[name], seed=seed).to(KIND[name]).permute(0, 3, 1, 2) for seed in (0, 1)
     )
     features = torch.cat([features, dfeatures]) if tangent else features
     rest = torch.full((32, fast.features), torch.nan, device=DEVICE), torch.full((32,), torch.nan, device=DEVICE)
     with precision(name), poisoned():
-        run = convnet._Launch(fast, images, tangent)
-        out = tuple(t[:CLASSES] for t in rest)
-        both, losses = run.head(features.contiguous(memory_format=torch.channels_last), given, moved, labels, TOTAL, out)
+        run = launched(fast, params, mu if tangent else None, images)
+        run.found = {name: t[:CLASSES] for name, t in zip(("9.weight", "9.bias"), rest, strict=True)}
+        both, losses = run.head(features.contiguous(memory_format=torch.channels_last), labels, TOTAL)
     inputs, moves = ([p["9.weight"].double(), p["9.bias"].double()] for p in (params, mu))
     inputs, moves = (features[:IMAGES].double(), *inputs), (features[-IMAGES:].double(), *moves)
     return inputs, moves, labels, both, losses, rest
@@ -401,7 +410,6 @@ def test_labels_may_be_a_view():
 
 
 def test_passes_in_pieces():
-    """With `total` the loss is a mean over more images than are given."""
     net, params, images, labels, mu = setting("convnet:width=16,depth=1", (1, 8, 8), 5, 3)
     fast = ConvNet(net, "fp32")
     pieces, vector, direction = Pieces(fast, 2), fast.pack(params), fast.pack(mu)

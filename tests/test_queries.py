@@ -17,6 +17,8 @@ from recollect.data import augment
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
 from recollect.distiller import Distiller
+from recollect.fast import passes
+from recollect.fast.engine import Engine
 from recollect.header import read_header
 from recollect.memory import recall
 from recollect.nets import Network
@@ -64,7 +66,7 @@ def test_gradient_reaches_the_encoder(monkeypatch, engine, form):
     start = start._replace(params={name: p.double() for name, p in start.params.items()})
     distiller.ahead[0] = drawn._replace(objective=[start])
     if engine:
-        distiller.draws_ahead, distiller.objective.engine = True, recollect.fast.fastest(network, "cpu")
+        distiller.draws_ahead, distiller.objective.engine = True, Engine(*passes(network, "cpu"))
     value, found = distiller.gradient(state)
 
     pictures, real = (images.train.images[rows].double() / 255 for rows in (drawn.shots, drawn.rows))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from recollect import unroll
 from recollect.errors import RecollectError
 from recollect.fast.compiled import compiled
+from recollect.fast.engine import precision
+from recollect.fast.flat import Flat
 from recollect.memory import recall
 from recollect.nets import Network, Params
 from recollect.runs import environment
@@ -30,6 +32,7 @@ from recollect.unroll import MetaGradient
 CONVNET = Network("convnet", (3, 32, 32), 10)
 OPTIONS: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
 BASES, ROUNDS = 46, 5
+ON_GPU = ("engine", "exactness")
 
 
 def bench(what: tuple[str, ...], profile: bool, save: Callable[[dict[str, Any]], None]) -> None:
@@ -37,26 +40,26 @@ def bench(what: tuple[str, ...], profile: bool, save: Callable[[dict[str, Any]],
     found: dict[str, Any] = {"environment": environment()}
     terminal.say(f"{found['environment']['processor']}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for name in what:
-        if name in ("engine", "exactness"):
-            if not torch.cuda.is_available():
-                raise RecollectError(f"the benchmark '{name}' needs a CUDA device, and torch sees none here")
-            from recollect.bench import gpu  # needs Triton
-
-            for figures in gpu.engine_speed(profile) if name == "engine" else gpu.exactness():
-                save(found | {name: figures})
-                found[name] = figures
-            continue
-        if name == "cpu":
-            from recollect.bench.cpu import cpu  # needs numba
-
-            for figures in cpu():
-                save(found | {name: figures})
-                found[name] = figures
+        for figures in _measured(name, profile):
+            found[name] = figures
+            save(found)
+        if name not in ON_GPU:  # they tell as they go
             terminal.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
-            continue
-        found[name] = {"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()
-        terminal.pairs(name, [(key, f"{value:.3g}") for key, value in found[name].items()])
-        save(found)
+
+
+def _measured(name: str, profile: bool) -> Iterable[dict[str, Any]]:
+    """The figures so far, whenever there are more."""
+    if name == "cpu":
+        from recollect.bench.cpu import cpu  # needs numba
+
+        return cpu()
+    if name not in ON_GPU:
+        return [{"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()]
+    if not torch.cuda.is_available():
+        raise RecollectError(f"the benchmark '{name}' needs a CUDA device, and torch sees none here")
+    from recollect.bench import gpu  # needs Triton
+
+    return gpu.engine_speed(profile) if name == "engine" else gpu.exactness()
 
 
 class Problem(NamedTuple):
@@ -98,6 +101,34 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Seconds of each way, which come in turns."""
+    seconds = [{name: timed(way) for name, way in ways.items()} for _ in range(rounds)]
+    return {name: statistics.median(each[name] for each in seconds) for name in ways}
+
+
+def one_pass(given: Problem, flats: Mapping[str, Flat]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each pass over a problem's first batch: its name, what it gives in a precision, and what float64 autograd gives."""
+    params, images, labels, (rows, *_), _ = given
+    generator, exact = torch.Generator(images.device).manual_seed(0), unroll.eager(CONVNET.loss)
+    mu = {n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) * 0.01 for n, p in params.items()}
+    seen, truth = images[rows], labels[rows]
+    slope, (curvature, by_seen) = exact.gradient(params, seen, truth), exact.adjoint(params, seen, truth, mu)
+    for mode, flat in flats.items():
+        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
+        with precision(mode):
+            found = flat.gradient(vector, seen.float(), truth)
+            moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
+        at = f"one pass of {len(seen)} images, "
+        yield f"{at}gradient, {mode}", found.double(), flat.pack(slope).double()
+        yield f"{at}Hessian times mu, {mode}", moved.double(), flat.pack(curvature).double()
+        yield f"{at}gradient of that by the images, {mode}", by_images.double(), by_seen
+
+
+def relative_error(given: Tensor, exact: Tensor) -> float:
+    return float((given - exact).norm() / exact.norm())
+
+
 def by_weights(value: Tensor, weights: Params) -> Params:
     """The gradient, to be differentiated once more."""
     return dict(zip(weights, torch.autograd.grad(value, list(weights.values()), create_graph=True), strict=True))
@@ -132,15 +163,14 @@ def unroll_speed() -> dict[str, float]:
         "compiled": partial(unroll.metagradient, *arguments, **OPTIONS, passes=fast),
     }
     warm_up = timed(sides["compiled"])  # compiles
-    rounds = [{name: timed(side) for name, side in sides.items()} for _ in range(ROUNDS)]
-    median = {name: statistics.median(seconds[name] for seconds in rounds) for name in sides}
+    median = medians(sides, ROUNDS)
     given, exact = sides["compiled"]().images, sides["full graph"]().images
     return {
         **{f"{name}, s an outer step": value for name, value in median.items()},
         "full graph / eager": median["full graph"] / median["eager"],
         "full graph / compiled": median["full graph"] / median["compiled"],
         "compiling, s": warm_up,
-        "relative difference of the gradients": float((given - exact).norm() / exact.norm()),
+        "relative difference of the gradients": relative_error(given, exact),
     }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from recollect import fast, unroll
-from recollect.bench import CONVNET, OPTIONS, full_graph, problem, timed
+from recollect.bench import CONVNET, OPTIONS, full_graph, medians, one_pass, problem, relative_error, timed
 from recollect.config import preset
 from recollect.data import load
 from recollect.distillation import distill
@@ -42,8 +42,7 @@ def cpu() -> Iterator[dict[str, Any]]:
         ways |= {mode: partial(Engine(flat, mode).metagradient, *arguments, **options) for mode, flat in flats.items()}
         for mode in modes:
             ways[mode]()  # compiles
-        rounds = [{way: timed(work) for way, work in ways.items()} for _ in range(ROUNDS)]
-        median = {way: statistics.median(seconds[way] for seconds in rounds) for way in ways}
+        median = medians(ways, ROUNDS)
         found |= {f"{name}: {way}, s an outer step": seconds for way, seconds in median.items()}
         plain = "full graph" if fits else "general"
         found |= {f"{name}: {plain} / {mode}": median[plain] / median[mode] for mode in modes}
@@ -54,7 +53,9 @@ def cpu() -> Iterator[dict[str, Any]]:
             rate = found[f"convolutions, {mode}, GFLOP/s"] * 1e9
             found[f"{name}: {mode}, of the convolutions' rate"] = products / median[mode] / rate
         yield found
-    found |= _errors(modes)
+    exact = problem(CONVNET, 20, 1, 1, per_class=4).to("cpu", torch.float64)
+    passes = one_pass(exact, {mode: CpuConvNet(CONVNET, mode) for mode in modes})
+    found |= {f"{name}: relative error": relative_error(*both) for name, *both in passes}
     yield found
     if "bf16" in modes:
         found |= _accuracies()
@@ -73,27 +74,6 @@ def _rate(mode: str, images: int = 100) -> float:
 
     work()
     return 3 * 2 * 9 * 128 * 128 * 256 * images / min(timed(work) for _ in range(10))
-
-
-def _errors(modes: list[str]) -> dict[str, float]:
-    """Of each pass, relative to float64 autograd."""
-    params, images, labels, (rows,), _ = problem(CONVNET, 20, 1, 1, per_class=4).to("cpu", torch.float64)
-    generator, exact = torch.Generator().manual_seed(0), unroll.eager(CONVNET.loss)
-    mu = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) * 0.01 for n, p in params.items()}
-    seen, truth, found = images[rows], labels[rows], {}
-    slope, (curvature, by_seen) = exact.gradient(params, seen, truth), exact.adjoint(params, seen, truth, mu)
-    for mode in modes:
-        flat = CpuConvNet(CONVNET, mode)
-        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
-        moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
-        for name, given, expected in (
-            ("gradient", flat.gradient(vector, seen.float(), truth), flat.pack(slope)),
-            ("Hessian times mu", moved, flat.pack(curvature)),
-            ("gradient of that by the images", by_images, by_seen),
-        ):
-            error = (given.double() - expected.double()).norm() / expected.double().norm()
-            found[f"one pass of 20 images, {name}, {mode}: relative error"] = float(error)
-    return found
 
 
 def _accuracies(seeds: int = 3) -> dict[str, float]:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity
 from triton.testing import do_bench
 
 from recollect import unroll
-from recollect.bench import CONVNET, OPTIONS, Problem, by_weights, full_graph, problem, timed
+from recollect.bench import CONVNET, OPTIONS, Problem, by_weights, full_graph, one_pass, problem, relative_error, timed
 from recollect.config import Recipe
 from recollect.fast import Compute
 from recollect.fast.compiled import compiled
@@ -211,32 +211,13 @@ def exactness() -> Iterator[Figures]:
     tiny = _unrolls("T = 20, 2 images of 8x8 a step, width 16", small, problem(small, 2, 20, 10, per_class=2).to("cuda"))
     sizes = (20, 320), (150, 100)
     large = [_unrolls(f"T = {steps}, {batch} images a step", CONVNET, _problem(batch, steps)) for steps, batch in sizes]
-    for what, given, exact in chain(_one_pass(320), tiny, *large):
-        error = float((given - exact).norm() / exact.norm())
+    passes = one_pass(_problem(320, 1).to("cuda", torch.float64), {mode: ConvNet(CONVNET, mode) for mode in MODES})
+    for what, given, exact in chain(passes, tiny, *large):
+        error = relative_error(given, exact)
         cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))
         found[what] = {"relative error": error, "1 - cosine": 1 - cosine}
         yield found
         terminal.say(f"{what}: relative error {error:.1e}, cosine {cosine:.5f}")
-
-
-def _one_pass(count: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """What it is, in some precision, and as float64 has it."""
-    params, images, labels, (rows,), _ = _problem(count, 1).to("cuda", torch.float64)
-    generator = torch.Generator("cuda").manual_seed(0)
-    mu = {n: torch.randn(p.shape, generator=generator, device="cuda", dtype=p.dtype) * 0.01 for n, p in params.items()}
-    seen, truth, exact = images[rows], labels[rows], unroll.eager(CONVNET.loss)
-    slope = exact.gradient(params, seen, truth)
-    curvature, by_seen = exact.adjoint(params, seen, truth, mu)
-    for mode in MODES:
-        flat = ConvNet(CONVNET, mode)
-        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
-        with precision(mode):
-            given = flat.gradient(vector, seen.float(), truth)
-            moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
-        at = f"one pass of {count} images, "
-        yield f"{at}gradient, {mode}", given.double(), flat.pack(slope).double()
-        yield f"{at}Hessian times mu, {mode}", moved.double(), flat.pack(curvature).double()
-        yield f"{at}gradient of that by the images, {mode}", by_images.double(), by_seen
 
 
 def _unrolls(name: str, network: Network, single: Problem) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -127,12 +127,6 @@ DATASETS = {name: "cifar100" if name == "cifar100" else "mnist" for name in STRE
 """of each stream, where no other is given"""
 
 
-def stream_config(name: str) -> ContinualConfig:
-    if name not in STREAMS:
-        raise unknown("stream", name, STREAMS)
-    return STREAMS[name]
-
-
 def check(config: ContinualConfig) -> None:
     """Refuse numbers that cannot be meant, and settings that exclude each other."""
     check_numbers(config)

@@ -1,8 +1,9 @@
-"""The unroll at the speed of the chip: `fastest` gives the fastest one for a network, and says so where that is one for any.
+"""The unroll at the speed of the chip: `passes` gives the fastest ones for a network, and says so where those are for any.
 
-kernels.py, convnet.py: the ConvNet by hand. cpu_kernels.py, cpu.py: the same on a CPU; layout.py: which networks fit, and
-their weights as one vector; pages.py: memory that stays. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's network by
-hand; span.py: MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py: captured steps.
+byhand.py: the ConvNet by hand; kernels.py, convnet.py: on a GPU; cpu_kernels.py, cpu.py: on a CPU; layout.py: which networks
+fit, and their weights as one vector; pages.py: memory that stays. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's
+network by hand; span.py: MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py:
+captured steps.
 """
 
 import importlib.util
@@ -14,7 +15,6 @@ import torch
 from recollect import unroll
 from recollect.errors import RecollectError
 from recollect.fast import chain, layout
-from recollect.fast.engine import Engine
 from recollect.fast.flat import Flat, General, Pieces
 from recollect.fast.pages import keep_pages
 from recollect.nets import Network
@@ -97,11 +97,6 @@ def any_network(network: Network, compile: bool = False) -> General:
     from recollect.fast.compiled import compiled  # takes a second to import
 
     return General(network, compiled(network.loss))
-
-
-def fastest(network: Network, device: str, compute: Compute = "auto", compile: bool = False) -> Engine:
-    """The unroll for a network on a device."""
-    return Engine(*passes(network, device, compute, compile))
 
 
 def _unfit(network: Network) -> str | None:

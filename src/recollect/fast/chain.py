@@ -108,34 +108,34 @@ class Chain(General):
         curvature, by_images = self.adjoint(self.pack(params), images, labels, self.pack(mu))
         return self._views(curvature), by_images
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
-        return self.gradients(vector[None], images[None], labels[None], total)[0]
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return self.gradients(vector[None], images[None], labels[None])[0]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
-        slope, value = self.judges(vector[None], images[None], labels[None], total)
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        slope, value = self.judges(vector[None], images[None], labels[None])
         return slope[0], value[0]
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
-        curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None], total)
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None])
         return curvature[0], by_images[0]
 
     @torch.no_grad()
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
-        back = _by_logits(_wide(logits).softmax(-1), labels, total).to(logits)
+        back = _by_logits(_wide(logits).softmax(-1), labels).to(logits)
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
+    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
         labels = labels.expand(count, labels.shape[-1])
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
         logs = logits.log_softmax(-1)
-        value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / (total or labels.shape[1])
-        slope, back = self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels, total))
+        value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / labels.shape[1]
+        slope, back = self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels))
         return self._judged(slope, back), value
 
     def _judged(self, slope: Tensor, back: Tensor) -> Tensor:
@@ -143,14 +143,14 @@ class Chain(General):
         return slope
 
     @torch.no_grad()
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
         probabilities = _wide(logits).softmax(-1)
-        back = _by_logits(probabilities, labels, total).to(logits)
+        back = _by_logits(probabilities, labels).to(logits)
         moved = probabilities * dot
-        back_dot = ((moved - probabilities * moved.sum(-1, keepdim=True)) / (total or labels.shape[1])).to(logits)
+        back_dot = ((moved - probabilities * moved.sum(-1, keepdim=True)) / labels.shape[1]).to(logits)
         found, slopes = self._empty(vectors)
         for number in reversed(range(1, len(layers))):
             layer, move, slope, below = layers[number], moves[number], slopes[number], alive[number - 1]
@@ -252,12 +252,12 @@ class Half(Chain):
     """The same with bfloat16 inside a pass: half the bytes to move. In full are the softmax, what is summed over steps (weights,
     momentum, the adjoint), and the judging of queries."""
 
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
-        return super().gradients(vectors.bfloat16(), images.bfloat16(), labels, total).to(vectors)
+    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return super().gradients(vectors.bfloat16(), images.bfloat16(), labels).to(vectors)
 
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
+    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         halved = (vectors.bfloat16(), images.bfloat16(), labels, mu.bfloat16())
-        curvature, by_images = super().adjoints(*halved, total)
+        curvature, by_images = super().adjoints(*halved)
         return curvature.to(vectors), by_images.to(images)
 
     def held(self, images: int, adjoint: bool) -> int:
@@ -269,7 +269,7 @@ def _wide(numbers: Tensor) -> Tensor:
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
-def _by_logits(probabilities: Tensor, labels: Tensor, total: int | None) -> Tensor:
+def _by_logits(probabilities: Tensor, labels: Tensor) -> Tensor:
     """The gradient of the mean cross-entropy."""
     right = labels[..., None] == torch.arange(probabilities.shape[-1], device=labels.device)
-    return (probabilities - right.to(probabilities)) / (total or labels.shape[1])
+    return (probabilities - right.to(probabilities)) / labels.shape[1]

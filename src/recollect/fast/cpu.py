@@ -1,11 +1,4 @@
-"""The ConvNet's passes by hand on a CPU: numba's loops (cpu_kernels.py) around the library's convolutions.
-
-As convnet.py does it on a GPU, the adjoint carries value and tangent side by side: stacked as A = [a; da] and G = [dgy; gy], one
-convolution serves both.
-
-    w * A = [w * a; w * da]       tangent of the map: w * da + dw * a
-    w^T G = [w^T dgy; w^T gy]     tangent of the gradient: w^T dgy + dw^T gy
-    A x G = a x dgy + da x gy     the tangent of the gradient by w
+"""The ConvNet's passes on a CPU: byhand.py with numba's loops (cpu_kernels.py).
 
 What bounds a CPU is its memory. So a pass takes a few images at a time, from the first layer to the last and back: their maps
 never leave the cache. Threads share a batch, each with images of its own: they meet once a pass, not at every operation, and
@@ -15,7 +8,7 @@ their sums are added in a fixed order.
 import os
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -25,27 +18,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recollect.fast import cpu_kernels as kernels
-from recollect.fast.layout import Layout
+from recollect.fast.byhand import Batch, ByHand, Given
+from recollect.fast.flat import Pair
 from recollect.nets import Network
 
-aten = torch.ops.aten
 ONEDNN = platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 PIECE = 6 * 2**20
 """bytes of the largest map of the images that go through the network together: what is held of them fits into the cache"""
 LEAST = 2**19  # numbers of those maps that are worth a thread
-Maps = tuple[Tensor, Tensor | None, Tensor | None]
-Pass = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(images, labels, a vector that takes the sums) -> what there is for each image"""
 
 
-class CpuConvNet(Layout):
+class CpuConvNet(ByHand):
     """The passes of a ConvNet in one precision: "fp32"; or "bf16", where sums, weights and norms stay in float32."""
 
-    stacks, splits, benchmark = False, True, False
+    benchmark = False
 
     def __init__(self, network: Network, precision: str):
-        super().__init__(network)
-        self.kind = torch.bfloat16 if precision == "bf16" else torch.float32
+        super().__init__(network, precision)
         self.largest = self.blocks[0].side ** 2 * self.width
         self.piece = max(1, PIECE // (self.largest * self.kind.itemsize))
 
@@ -54,33 +43,21 @@ class CpuConvNet(Layout):
         at_once = min(images, self.piece * torch.get_num_threads())
         return at_once * self.kind.itemsize * self.largest * (4 if adjoint else 2)
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
-        """dL/dtheta; the loss is the mean over `total` images, these unless told."""
-        return self.judge(vector, images, labels, total)[0]
-
     @torch.no_grad()
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
-        """(dL/dtheta, L)."""
-        given, total = _Given(self, vector), total or len(images)
-        found, losses = self._shared(lambda x, y, found: _value(given, x, y, found, total), images, labels)
-        return found, losses.sum() / total
+    def _run(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor | None) -> Pair:
+        """The sum of the vectors that the pieces find, and what each gives for its images."""
+        images, total = images.detach().float().contiguous(), len(images)
+        given, moved = Given(self, vector), None if mu is None else Given(self, mu)
 
-    @torch.no_grad()
-    def adjoint(
-        self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """(H mu, (d/dx) <g, mu>)."""
-        given, moved, total = _Given(self, vector), _Given(self, mu), total or len(images)
-        return self._shared(lambda x, y, found: _adjoint(given, moved, x, y, found, total), images, labels)
+        def piece(seen: Tensor, truth: Tensor, found: Tensor) -> Tensor:
+            run = _Piece(self, given, moved, seen, found)
+            losses = run.there_and_back(truth, total)
+            return run.by_images(moved) if moved else losses
 
-    def _shared(self, work: Pass, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """A pass over all images: the sum of the vectors that it finds, and what it gives for each image."""
-        images = images.detach().float().contiguous()
-
-        def share(seen: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+        def share(seen: Tensor, truth: Tensor) -> Pair:
             found, count = torch.zeros(self.size), -(-len(seen) // self.piece)
             pieces = zip(seen.tensor_split(count), truth.tensor_split(count), strict=True)
-            return found, torch.cat([work(*piece, found) for piece in pieces])
+            return found, torch.cat([piece(*each, found) for each in pieces])
 
         threads = max(1, min(torch.get_num_threads(), len(images), len(images) * self.largest // LEAST))
         if threads == 1:
@@ -111,140 +88,77 @@ def _workers(threads: int, process: int) -> ThreadPoolExecutor:
     return pool
 
 
-class _Given:
-    """One vector as a pass wants it: norms and head in float32, convolutions in the computing type."""
+class _Piece(Batch):
+    """A few images on their way."""
 
-    def __init__(self, net: CpuConvNet, vector: Tensor):
-        self.net, self.parts = net, net.parts(vector)
-        first, *rest = (self.parts[f"{block.name}.weight"].to(net.kind) for block in net.blocks)
-        self.weights = [first, *(weight.permute(0, 3, 1, 2) for weight in rest)]
-        self.head = self.parts[f"{net.linear}.weight"], self.parts[f"{net.linear}.bias"]
-        self.norms = [[self.parts[f"{block.norm}.{name}"].numpy() for name in ("weight", "bias")] for block in net.blocks]
+    def __init__(self, net: CpuConvNet, given: Given, moved: Given | None, images: Tensor, found: Tensor):
+        super().__init__(net, given, moved, images, found)
+        self.patches = self.new(self.count, net.blocks[0].side ** 2, net.patch)
+        self.across = self.new(net.patch, self.count * self.patches.shape[1])
+        kernels.unfold(images.numpy(), net.padding, _array(self.patches), _array(self.across))
+        self.first = self._product(given), self._product(moved) if moved else None
 
-
-def _value(given: _Given, images: Tensor, labels: Tensor, found: Tensor, total: int) -> Tensor:
-    """Adds the gradient by the weights to `found`; every image's loss."""
-    run, maps, pooled = _Piece(given, None, images, found), [], []
-    for number, weight in enumerate(given.weights):
-        maps.append(_convolve(pooled[-1], weight) if number else run.first(given))
-        pooled.append(run.forward(number, (maps[-1], None, None)))
-    ga, losses = run.head(pooled[-1], labels, total)
-    for number, weight in reversed(list(enumerate(given.weights))):
-        gy = maps[number]
-        run.backward(number, (gy, None, None), (ga, None, None))
-        if number:
-            ga = _by_input(gy, pooled[number - 1], weight)
-            run.add(number, _by_weight(gy, pooled[number - 1], weight))
-    run.add_first(maps[0])
-    return losses
-
-
-def _adjoint(given: _Given, moved: _Given, images: Tensor, labels: Tensor, found: Tensor, total: int) -> Tensor:
-    """Adds H mu to `found`; (d/dx) <g, mu>."""
-    run, count = _Piece(given, moved, images, found), len(images)
-    y, dy = run.first(given), run.first(moved)
-    maps: list[Maps] = [(y, dy, None)]
-    stacks, pooled = [], []
-    for number, weight in enumerate(given.weights):
-        if number:
-            both = _convolve(pooled[-1], weight)
-            stacks.append(both)
-            maps.append((both[:count], both[count:], _convolve(pooled[-1][:count], moved.weights[number])))
-        pooled.append(run.forward(number, maps[-1]))
-    both, _ = run.head(pooled[-1], labels, total)
-    back: Maps = (both[count:], both[:count], None)
-    for number, weight in reversed(list(enumerate(given.weights))):
-        run.backward(number, maps[number], back)
-        if number:
-            before, stack = pooled[number - 1], stacks[number - 1]  # [dgy; gy] now
-            both = _by_input(stack, before, weight)
-            back = both[count:], both[:count], _by_input(stack[count:], before[:count], moved.weights[number])
-            run.add(number, _by_weight(stack, before, weight))
-    run.add_first(y)  # dgy now, and dy is gy
-    return run.by_images(y, dy, images)
-
-
-class _Piece:
-    """A few images on their way through the network and back; `found` takes the sums."""
-
-    def __init__(self, given: _Given, moved: _Given | None, images: Tensor, found: Tensor):
-        self.net, self.given, self.moved = given.net, given, moved
-        self.count, self.found = len(images), self.net.parts(found)
-        self.patches = self._new(self.count, self.net.blocks[0].side ** 2, self.net.patch)
-        self.kept: list[tuple[Tensor | None, ...]] = []
-        """of each block, what its backward needs of its forward"""
-        self.across = self._new(self.net.patch, self.count * self.patches.shape[1])
-        kernels.unfold(images.numpy(), self.net.padding, _array(self.patches), _array(self.across))
-
-    def _new(self, *shape: int, kind: torch.dtype | None = None) -> Tensor:
-        return torch.empty(shape, dtype=kind or self.net.kind)
-
-    def _maps(self, side: int) -> Tensor:
-        """A map for each image, or two stacked; channels-last."""
-        stacks = 1 if self.moved is None else 2
-        return self._new(stacks * self.count, side, side, self.net.width).permute(0, 3, 1, 2)
-
-    def _halves(self, both: Tensor) -> tuple[Tensor, Tensor | None]:
-        return both[: self.count], None if self.moved is None else both[self.count :]
-
-    def first(self, given: _Given) -> Tensor:
+    def _product(self, given: Given) -> Tensor:
         """The first block's map: its convolution is a product of the patches."""
         side, width = self.net.blocks[0].side, self.net.width
         return _product(_rows(self.patches), given.weights[0]).view(-1, side, side, width).permute(0, 3, 1, 2)
 
-    def forward(self, number: int, maps: Maps) -> Tensor:
-        """a, or [a; da]."""
-        squares, width = self.net.blocks[number].side // 2, self.net.width
-        pooled, above = self._maps(squares), self._maps(squares)
-        stats = self._new(2 if self.moved is None else 4, self.count, width, kind=torch.float32)
-        alive = self._new(self.count, squares**2, width, kind=torch.uint8)
-        self.kept.append((stats, alive, *self._halves(above)))
-        dnorm = self.moved.norms[number] if self.moved else (None, None)
-        written = map(_array, (*self._halves(pooled), *self.kept[-1]))
-        kernels.forward(*map(_array, maps), *self.given.norms[number], *dnorm, *written)
+    def _maps(self, number: int, y: Tensor | None, moving: Tensor | None) -> Iterator[np.ndarray | None]:
+        return map(_array, (*(self.halves(y) if number else self.first), moving))
+
+    def forward(self, number: int, y: Tensor | None, moving: Tensor | None) -> Tensor:
+        side, width = self.net.blocks[number].side // 2, self.net.width
+        pooled = self.maps(side)
+        stats = self.new(4 if self.moved else 2, self.count, width, kind=torch.float32)
+        alive = self.new(self.count, side**2, width, kind=torch.uint8)
+        self.kept[number] = (stats, alive, *self.halves(self.maps(side)))
+        norms = (*self.given.norms[number], *(self.moved.norms[number] if self.moved else (None, None)))
+        written = (*self.halves(pooled), *self.kept[number])
+        kernels.forward(*self._maps(number, y, moving), *map(_array, (*norms, *written)))
         return pooled
 
-    def backward(self, number: int, maps: Maps, back: Maps) -> None:
-        """gy in the map's place; or [dgy; gy] in that of [y; dy]."""
-        norm = self.net.blocks[number].norm
-        sums = (self.found[f"{norm}.weight"].numpy(), self.found[f"{norm}.bias"].numpy())
-        dgamma = self.moved.norms[number][0] if self.moved else None
-        read = map(_array, (*self.kept[number], *back))
-        kernels.backward(*map(_array, maps), *self.given.norms[number], dgamma, *read, *sums)
+    def backward(self, number: int, y: Tensor | None, moving: Tensor | None, ga: Tensor, rest: Tensor | None) -> Tensor | None:
+        """In the map's place."""
+        norm, dgamma = self.net.blocks[number].norm, self.moved.norms[number][0] if self.moved else None
+        read = (*self.given.norms[number], dgamma, *self.kept[number], *self.halves(ga, back=True), rest)
+        sums = (self.found[f"{norm}.weight"], self.found[f"{norm}.bias"])
+        kernels.backward(*self._maps(number, y, moving), *map(_array, (*read, *sums)))
+        if number == 0:
+            self.found["0.weight"] += _product(self.across, _rows(self.first[0]))
+        return y
 
     def add(self, number: int, by_weight: Tensor) -> None:
         self.found[f"{self.net.blocks[number].name}.weight"] += by_weight.permute(0, 2, 3, 1)
 
-    def add_first(self, by_y: Tensor) -> None:
-        self.found["0.weight"] += _product(self.across, _rows(by_y))
-
-    def by_images(self, dgy: Tensor, gy: Tensor, images: Tensor) -> Tensor:
+    def by_images(self, moved: Given) -> Tensor:
         """The gradient by the images, from those by the first block's map."""
-        assert self.moved is not None
+        dgy, gy = self.first
+        assert gy is not None
         by_patches = _product(_rows(dgy), self.given.weights[0].T)
-        by_patches += _product(_rows(gy), self.moved.weights[0].T)
-        found = torch.empty_like(images)
+        by_patches += _product(_rows(gy), moved.weights[0].T)
+        found = torch.empty_like(self.images)
         kernels.fold(_array(by_patches.view_as(self.patches)), self.net.padding, found.numpy())
         return found
 
-    def head(self, pooled: Tensor, labels: Tensor, total: int) -> tuple[Tensor, Tensor]:
-        """The linear layer and cross-entropy: (the gradient by the features, or [tangent; gradient]; every image's loss)."""
-        features, dfeatures = self._halves(pooled.permute(0, 2, 3, 1).flatten(1).float())
-        (weight, bias), name = self.given.head, self.net.linear
-        logs = torch.addmm(bias, features, weight.T).log_softmax(1)
+    def head(self, features: Tensor, labels: Tensor, total: int) -> Pair:
+        layer = [f"{self.net.linear}.{name}" for name in ("weight", "bias")]
+        a, da = self.halves(features.permute(0, 2, 3, 1).flatten(1).float())
+        weight, bias = (self.given.exact[name] for name in layer)
+        assert a is not None
+        logs = torch.addmm(bias, a, weight.T).log_softmax(1)
         probabilities = logs.exp()
         by_logits = (probabilities - F.one_hot(labels, self.net.classes)) / total
-        both, by_weight, by_bias = by_logits @ weight, by_logits.T @ features, by_logits.sum(0)
-        if self.moved and dfeatures is not None:
-            dweight, dbias = self.moved.head
-            dlogits = torch.addmm(dbias, dfeatures, weight.T).addmm_(features, dweight.T)
+        both, by_weight, by_bias = by_logits @ weight, by_logits.T @ a, by_logits.sum(0)
+        if self.moved and da is not None:
+            dweight, dbias = (self.moved.exact[name] for name in layer)
+            dlogits = torch.addmm(dbias, da, weight.T).addmm_(a, dweight.T)
             dby_logits = probabilities * (dlogits - (probabilities * dlogits).sum(1, keepdim=True)) / total
             both = torch.cat([(dby_logits @ weight).addmm_(by_logits, dweight), both])
-            by_weight = (dby_logits.T @ features).addmm_(by_logits.T, dfeatures)
+            by_weight = (dby_logits.T @ a).addmm_(by_logits.T, da)
             by_bias = dby_logits.sum(0)
-        self.found[f"{name}.weight"] += by_weight
-        self.found[f"{name}.bias"] += by_bias
-        both = both.to(self.net.kind).unflatten(1, (*pooled.shape[2:], self.net.width)).permute(0, 3, 1, 2)
+        for name, found in zip(layer, (by_weight, by_bias), strict=True):
+            self.found[name] += found
+        both = both.to(self.net.kind).unflatten(1, (*features.shape[2:], self.net.width)).permute(0, 3, 1, 2)
         return both, -logs.gather(1, labels[:, None]).squeeze(1)
 
 
@@ -267,19 +181,3 @@ def _array(tensor: Tensor | None) -> np.ndarray | None:
     if tensor.ndim == 4:
         tensor = tensor.permute(0, 2, 3, 1).flatten(1, 2)
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-def _convolve(images: Tensor, weight: Tensor) -> Tensor:
-    return F.conv2d(images, weight, padding=1)
-
-
-def _by_input(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    return _backward(by_output, images, weight, [True, False, False])[0]
-
-
-def _by_weight(by_output: Tensor, images: Tensor, weight: Tensor) -> Tensor:
-    return _backward(by_output, images, weight, [False, True, False])[1]
-
-
-def _backward(by_output: Tensor, images: Tensor, weight: Tensor, wanted: list[bool]):
-    return aten.convolution_backward(by_output, images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)

@@ -19,8 +19,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Flat(Protocol):
-    """Passes over a network whose weights are one vector. `total` is the number of images that the loss is a mean over, where
-    these are only some of them."""
+    """Passes over a network whose weights are one vector."""
 
     network: Network
     benchmark: bool
@@ -33,9 +32,9 @@ class Flat(Protocol):
     def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
     def unpack(self, vector: Tensor, like: Params) -> Params: ...
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor: ...
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair: ...
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair: ...
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair: ...
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair: ...
 
 
 class Stacking(Flat, Protocol):
@@ -102,19 +101,16 @@ class General:
     def _views(self, vector: Tensor) -> Params:
         return views(vector, self.shapes)
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
-        found = self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
-        return found if total is None else found * (len(images) / total)
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
         slope, value = self.passes.judge(self.unpack(vector, {}), images, labels)
-        share = len(images) / (total or len(images))
-        return self.pack(slope) * share, value * share
+        return self.pack(slope), value
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         curvature, by_images = self.passes.adjoint(self.unpack(vector, {}), images, labels, self.unpack(mu, {}))
-        share = len(images) / (total or len(images))
-        return self.pack(curvature) * share, by_images * share
+        return self.pack(curvature), by_images
 
     @cached_property
     def _one(self) -> "General":
@@ -148,28 +144,30 @@ class Pieces:
     def held(self, images: int, adjoint: bool) -> int:
         return self.flat.held(min(images, self.most), adjoint)
 
-    def _parts(self, images: Tensor, labels: Tensor) -> Iterator[Pair]:
-        return zip(images.split(self.most), labels.split(self.most), strict=True)
+    def _parts(self, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Some images, their labels, and what share of all they are."""
+        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
+            yield part, truth, len(part) / len(images)
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Tensor:
+    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         if len(images) <= self.most:
-            return self.flat.gradient(vector, images, labels, total)
-        return self.judge(vector, images, labels, total)[0]
+            return self.flat.gradient(vector, images, labels)
+        return self.judge(vector, images, labels)[0]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor, total: int | None = None) -> Pair:
+    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
         slope, value = torch.zeros_like(vector), vector.new_zeros(())
-        for part in self._parts(images, labels):
-            by_vector, loss = self.flat.judge(vector, *part, total or len(images))
-            slope += by_vector
-            value = value + loss
+        for part, truth, share in self._parts(images, labels):
+            by_vector, loss = self.flat.judge(vector, part, truth)
+            slope.add_(by_vector, alpha=share)
+            value = value + share * loss
         return slope, value
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor, total: int | None = None) -> Pair:
+    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         if len(images) <= self.most:
-            return self.flat.adjoint(vector, images, labels, mu, total)
+            return self.flat.adjoint(vector, images, labels, mu)
         curvature, by_images = torch.zeros_like(vector), []
-        for part in self._parts(images, labels):
-            by_vector, by_part = self.flat.adjoint(vector, *part, mu, total or len(images))
-            curvature += by_vector
-            by_images.append(by_part)
+        for part, truth, share in self._parts(images, labels):
+            by_vector, by_part = self.flat.adjoint(vector, part, truth, mu)
+            curvature.add_(by_vector, alpha=share)
+            by_images.append(share * by_part)
         return curvature, torch.cat(by_images)
