@@ -11,7 +11,7 @@ from PIL import Image
 
 from recollect import RecollectError, load
 from recollect.export import export
-from recollect.show import figures
+from recollect.show.pictures import to_pixels
 
 FORMATS = ["npz", "png", "sheet", "pt"]
 
@@ -27,7 +27,7 @@ class TestFormats:
             assert archive["images"].dtype == np.float32
             assert np.array_equal(archive["images"], images)
             assert np.array_equal(archive["labels"], labels)
-            assert np.array_equal(archive["pixels"], figures.pixels(memory, images))
+            assert np.array_equal(archive["pixels"], to_pixels(memory.preprocess().undo(images)))
             assert tuple(archive["class_names"]) == CLASSES
 
     def test_pt(self, tmp_path, channels, query):
@@ -49,7 +49,8 @@ class TestFormats:
         everything = found.train + found.validation + found.test
         key = lambda image, label: (int(label), image.numpy().tobytes())  # noqa: E731
         expected = [
-            key(image, chosen.index(int(label))) for image, label in zip(figures.pixels(memory, images), labels, strict=True)
+            key(image, chosen.index(int(label)))
+            for image, label in zip(to_pixels(memory.preprocess().undo(images)), labels, strict=True)
         ]
         assert sorted(map(key, everything.images, everything.labels)) == sorted(expected)
 
@@ -62,7 +63,7 @@ class TestFormats:
             assert picture.size == (5 * 9 - 1, classes * 9 - 1)
             assert picture.mode == ("L" if channels == 1 else "RGB")
             last = np.asarray(picture)[-8:, -8:].reshape(8, 8, channels)
-        assert np.array_equal(last.transpose(2, 0, 1), figures.pixels(memory, images)[-1])
+        assert np.array_equal(last.transpose(2, 0, 1), to_pixels(memory.preprocess().undo(images))[-1])
 
 
 def test_png_folders_of_odd_class_names(tmp_path):

@@ -25,7 +25,7 @@ from recollect.commands import plot
 from recollect.data.preprocess import Zca
 from recollect.runs import Run
 from recollect.selection import Selection
-from recollect.show import figures, style, tables
+from recollect.show import figures, pictures, style, tables
 from recollect.show.sources import Measured, read
 
 CIFAR100 = tuple(sorted(tables.SUPERCLASS))
@@ -85,7 +85,7 @@ def test_mosaic_is_exact():
 def test_pixels_undo_the_preprocessing():
     memory = make_memory()  # mean 0.5, std 0.25
     seen = torch.tensor([-9.0, -2.0, 0.0, 1.0, 2.0, 9.0]).view(6, 1, 1, 1)
-    assert figures.pixels(memory, seen).flatten().tolist() == [0, 0, 128, 191, 255, 255]
+    assert pictures.to_pixels(memory.preprocess().undo(seen)).flatten().tolist() == [0, 0, 128, 191, 255, 255]
 
 
 def test_stretched_from_black_to_white():
@@ -511,7 +511,7 @@ def test_every_figure_of_a_run(place, run, tmp_path, capsys):
 
 
 def test_what_a_run_tells(run):
-    assert read(run).gives == list(EVERY)
+    assert figures.possible(read(run)) == list(EVERY)
     assert lines_of(figures.draw("inner-steps", [run]).axes[0]) == {"full momentum": ([7], [51.0])}
     assert lines_of(figures.draw("number-of-bases", [run]).axes[0]) == {"toy, 1 image per class": ([4], [51.0])}
     assert set(lines_of(figures.draw("budget", [run]).axes[0])) == {"memory", "random real images"}
@@ -595,18 +595,18 @@ WRONG = """
     plot bases run run --out x.png                  | of one memory, run or file, and 2 were given
     plot bases run --classes cat --out x.png        | --classes is for recalled and similarity
     plot recalled run --classes cow --out x.png     | unknown class 'cow'
-    plot curves run/memory.safetensors --out x.png  | a memory file has no curves, but the folder of its run does
-    plot continual run --out x.png                  | run cannot give the figure 'continual': it can give memory, bases
+    plot curves run/memory.safetensors --out x.png  | 'curves', for which the folder of a run that has begun
+    plot continual run --out x.png                  | (recollect continual): it can give memory, bases
     plot selection run --out x.png                  | run cannot give the figure 'selection'
-    plot bases matrix.json --out x.png              | matrix.json cannot give the figure 'bases': it can give continual
-    plot budget bare.safetensors --out x.png        | no accuracy was measured yet (recollect evaluate bare.safetensors)
+    plot bases matrix.json --out x.png              | for which a memory is needed: it can give continual
+    plot budget bare.safetensors --out x.png        | 'budget', for which no accuracy was measured yet
     plot continual flat.json --out x.png            | 'matrix' is no accuracy matrix
     plot continual high.json --out x.png            | 'matrix' is no accuracy matrix
     plot number-of-bases lr.json --out x.png        | lr.json does not tell its bases
     plot selection unbegun.json --out x.png         | unbegun.json has no result yet
     plot budget rows.json --out x.png               | its memory is not beside it
     plot budget damaged --out x.png                 | has an accuracy without mean, deviation or n
-    plot curves begun --out x.png                   | begun cannot give the figure 'curves': it holds nothing to draw yet
+    plot curves begun --out x.png                   | is needed: it holds nothing to draw yet
     plot budget across --out x.png                  | has no accuracy of the network it was distilled with
     plot bases run --out run                        | ends in .png or .svg
 """

@@ -29,6 +29,7 @@ from recollect import Classifier, Memory, Network, Preprocess, RecollectError, c
 from recollect.cli import main
 from recollect.data.preprocess import Zca
 from recollect.header import Header
+from recollect.show.pictures import to_pixels
 from recollect.studio import app as studio
 from recollect.studio import jobs, shelf, uploads
 from recollect.studio.jobs import Job, Jobs, Order
@@ -122,7 +123,7 @@ def test_a_mix_of_pictures_is_the_recall(kind, tmp_path):
     memory.save(tmp_path / "memory.safetensors")
     memory = Memory.load(tmp_path / "memory.safetensors")
     images, _ = memory.recall(1)
-    expected = shelf.to_pixels(memory.preprocess().undo(images))
+    expected = to_pixels(memory.preprocess().undo(images))
     with client_of(shelf.stock([tmp_path / "memory.safetensors"])) as client:
         answer = client.get("/api/memories/0/classes/1/coefficients")
         coefficients = np.frombuffer(answer.content, "<f4").reshape(len(memory.addressing), len(memory.bases))
@@ -309,7 +310,7 @@ def test_a_limit_for_each_client_and_for_all(client, held):
 def test_results_are_forgotten_in_the_end(stocked, held):
     """The oldest first, and those without a result before those with one."""
     found = Jobs(stocked)
-    order = Order(((0, 3), (0, 8)))
+    order = Order(classes=["0:3", "0:8"])
     done: Job = found.add(order, "one")
     done.state = "done"
     for number in range(3 * jobs.MOST_KEPT):
@@ -485,7 +486,7 @@ def test_no_request_breaks_it(stocked, monkeypatch):
     """Whatever the description allows, and much that it does not: an answer that it describes, soon, and never a 500."""
     monkeypatch.setattr(jobs, "MOST_SECONDS", 0.5)  # of a training that some request orders
     app = studio.create_app(stocked)
-    job = app.state.jobs.add(Order(((0, 3), (0, 8)), epochs=5), "fuzz")
+    job = app.state.jobs.add(Order(classes=["0:3", "0:8"], epochs=5), "fuzz")
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "localhost"})
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) == 13

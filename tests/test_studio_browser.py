@@ -17,6 +17,7 @@ from test_studio import DIGITS, alone, asked_with_pictures, whitened  # noqa: F4
 
 from recollect import load
 from recollect.memory import recall
+from recollect.show.pictures import to_pixels
 from recollect.studio import app as studio
 from recollect.studio import shelf
 
@@ -145,7 +146,7 @@ def test_sliders_recall_as_the_library_does(open_page, address, stocked, number)
         coefficients = [float(sliders.nth(k).input_value()) for k in range(len(memory.bases))]
         mixing = torch.tensor(coefficients)[None, None]
         image = recall(memory.bases.float(), mixing, torch.ones(1, 1), memory.image_shape[1:])
-        expected = shelf.to_pixels(memory.preprocess().undo(image))[0].numpy().astype(int)
+        expected = to_pixels(memory.preprocess().undo(image))[0].numpy().astype(int)
         assert np.abs(painted(page) - expected).max() <= 1
     assert not np.array_equal(painted(page), before)
     expect(page.locator("#picture-caption")).to_contain_text("changed by hand")

@@ -46,8 +46,9 @@ composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation
 continual: streams, learners, metrics
 show: terminal, report, figures
+export: a recall as files
 studio: the web page
-demo, bench, export: the first example, benchmarks, exports
+demo, bench: the first example, benchmarks
 commands: one file a command
 cli, __main__: the command line
 avalanche: the bridge to Avalanche

@@ -2,20 +2,20 @@
 
 import io
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.files import write_atomically
 from recollect.memory import Memory, Query
-from recollect.show.pictures import mosaic, pixels
+from recollect.show.pictures import png, to_pixels
 
 Format = Literal["npz", "png", "sheet", "pt"]
 
@@ -33,10 +33,14 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
         raise
 
 
-def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+def npz(images: Tensor, labels: Tensor, class_names: Sequence[str], preprocess: Preprocess) -> bytes:
     """images (as a network sees them), pixels (uint8), labels, class_names"""
-    arrays = {"images": images.numpy(), "pixels": pixels(memory, images).numpy(), "labels": labels.numpy()}
-    return {"": _bytes(np.savez_compressed, **arrays, class_names=np.array(memory.class_names))}
+    arrays = {"images": images.numpy(), "pixels": to_pixels(preprocess.undo(images)).numpy(), "labels": labels.numpy()}
+    return _bytes(np.savez_compressed, **arrays, class_names=np.array(class_names))
+
+
+def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    return {"": npz(images, labels, memory.class_names, memory.preprocess())}
 
 
 def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
@@ -46,21 +50,17 @@ def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
 
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
-    shown, files = pixels(memory, images), {}
+    shown, files = to_pixels(memory.preprocess().undo(images)), {}
     for label in labels.unique().tolist():
         name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()
         for number, image in enumerate(shown[labels == label]):
-            files[f"{label:03d}-{name}/{number:04d}.png"] = _picture(image[None], 1)
+            files[f"{label:03d}-{name}/{number:04d}.png"] = png(image[None])
     return files
 
 
 def _sheet(memory: Memory, images: Tensor, _: Tensor) -> dict[str, bytes]:
     """all recalled images in one picture, a row a class"""
-    return {"": _picture(pixels(memory, images), len(memory.addressing))}
-
-
-def _picture(images: Tensor, columns: int) -> bytes:
-    return _bytes(Image.fromarray(mosaic(images, columns)).save, format="PNG")
+    return {"": png(to_pixels(memory.preprocess().undo(images)), len(memory.addressing))}
 
 
 def _bytes(save: Callable[..., None], **options: Any) -> bytes:

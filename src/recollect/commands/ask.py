@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from recollect.commands.inputs import memory_path
+from recollect.commands.inputs import Files, memory_path
 from recollect.commands.training import Training, check_use, trained, use
 
 
 @dataclass(frozen=True)
-class Ask(Training):
+class Ask(Files, Training):
     """Train a classifier from pictures whose labels nobody knows, with a memory that was distilled with --query images."""
 
     memory: Positional[Path]
@@ -19,20 +19,15 @@ class Ask(Training):
     """a folder of pictures for each class, or one folder with such folders in it"""
     data: str | None = None
     """the memory's own dataset, from which a whitening file that is not beside the memory is fitted again"""
-    root: Path | None = None
-    """folder with the official files"""
-    size: int | None = None
-    """resize the images of --data, where that is a folder"""
 
     def perform(self) -> int:
         from recollect.composition import ask, folders
-        from recollect.data import load
         from recollect.memory import Memory
 
         groups = folders(self.pictures)
         memory = Memory.load(memory_path(self.memory))
         check_use(memory.image_shape, self)
-        images = load(self.data, root=self.root, size=self.size) if self.data else None
+        images = self.load(self.data) if self.data else None
         composition = ask(memory, groups, images)
         use(trained(composition, self), self)
         return 0

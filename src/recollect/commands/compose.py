@@ -7,14 +7,14 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from recollect.commands.inputs import memory_path
+from recollect.commands.inputs import Files, memory_path
 from recollect.commands.training import Training, check_use, trained, use
 from recollect.errors import RecollectError
 from recollect.show import terminal
 
 
 @dataclass(frozen=True)
-class Compose(Training):
+class Compose(Files, Training):
     """Train a classifier for classes of several memories, which need never have been seen together."""
 
     memories: Positional[tuple[str, ...]]
@@ -22,16 +22,11 @@ class Compose(Training):
     colon: all its classes"""
     test: tuple[str, ...] = ()
     """datasets to test it on: its accuracy, and what it takes for what"""
-    root: Path | None = None
-    """folder with the official files"""
-    size: int | None = None
-    """resize the images of a folder"""
     on: Literal["test", "validation"] = "test"
     """the split to report; whatever you choose by it, choose on validation"""
 
     def perform(self) -> int:
         from recollect.composition import compose
-        from recollect.data import load
         from recollect.memory import Memory
 
         if not self.memories:
@@ -39,7 +34,7 @@ class Compose(Training):
         chosen = _chosen(self.memories)
         first = chosen[0] if isinstance(chosen[0], Memory) else chosen[0].memory
         check_use(first.image_shape, self)
-        tests = [load(name, root=self.root, size=self.size) for name in self.test]
+        tests = [self.load(name) for name in self.test]
         composition = compose(chosen, tests)
         tested = composition.split(*tests, on=self.on) if tests else None
         classifier = trained(composition, self)

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from recollect.commands.inputs import Data, how, spec
+from recollect.commands.inputs import Data, Files, how, spec
 from recollect.continual.config import DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.show import terminal
 
 
 @dataclass(frozen=True)
-class Continual:
+class Continual(Files):
     """Learn the tasks of a stream one after another, and compare learners by what they retain; goes on where it was stopped."""
 
     stream: Positional[Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]]
@@ -27,10 +27,6 @@ class Continual:
     """how many runs: seeds 0, 1, ..."""
     data: str | None = None
     """images instead of the stream's own (mnist, cifar100): a dataset's name, a folder, a .npz file, hf:owner/name"""
-    root: Path | None = None
-    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
-    size: int | None = None
-    """resize the images of a folder"""
     out: Path | None = None
     """folder of the run. Default: runs/continual-STREAM"""
     workers: int = 1
@@ -43,7 +39,7 @@ class Continual:
     """print the result alone"""
 
     def perform(self) -> int:
-        data = spec(Data(self.data or DATASETS[self.stream], self.root, self.size))
+        data = spec(Data(self.data or DATASETS[self.stream], root=self.root, size=self.size))
         ours = ("compress", "gdumb") if self.stream.endswith("-60k") else LEARNERS
         calls = {"seeds": self.seeds, "learners": list(self.learners or ours), "device": self.device}
         calls |= {"workers": self.workers, "together": self.together}

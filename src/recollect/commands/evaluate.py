@@ -8,24 +8,20 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from recollect.commands.distill import write_report
-from recollect.commands.inputs import how, memory_path
+from recollect.commands.inputs import Files, how, memory_path
 from recollect.errors import RecollectError
 from recollect.files import write_json
 from recollect.show import terminal
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Files):
     """Train fresh networks on a memory, and report their accuracy beside random real images of the same floats."""
 
     memory: Positional[Path]
     """a memory file, or the folder of a run"""
     data: str | None = None
     """the memory's dataset, where its name is not enough: a folder, a .npz file, hf:owner/name"""
-    root: Path | None = None
-    """folder with the official files"""
-    size: int | None = None
-    """resize the images of a folder"""
     networks: int = 20
     """how many fresh networks of each kind"""
     architectures: tuple[str, ...] = ()
@@ -106,7 +102,7 @@ def _images_of(name: str, memory: Path, command: Evaluate):
     from recollect.runs import Run
 
     if command.data:
-        return load(command.data, root=command.root, size=command.size)
+        return command.load(command.data)
     run = Run(memory.parent)
     known = run.settings["data"] if run.is_begun else {}
     try:

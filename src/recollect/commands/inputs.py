@@ -9,17 +9,28 @@ from tyro.conf import Positional
 from recollect.errors import RecollectError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where the official files are, and what becomes of others."""
+
+    root: Path | None = None
+    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
+    size: int | None = None
+    """resize the images of a folder to this many pixels on each side"""
+
+    def load(self, name: str):
+        from recollect.data import load
+
+        return load(name, root=self.root, size=self.size)
+
+
 @dataclass(frozen=True)
-class Data:
+class Data(Files):
     """Which images."""
 
     data: Positional[str]
     """digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz file, or
     hf:owner/name"""
-    root: Path | None = None
-    """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
-    size: int | None = None
-    """resize the images of a folder to this many pixels on each side"""
     classes: tuple[str, ...] = ()
     """names of the only classes to take. Default: all"""
 

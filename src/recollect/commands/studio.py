@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from recollect.commands.inputs import memory_path
+from recollect.commands.inputs import Files, memory_path
 from recollect.errors import RecollectError
 
 
 @dataclass(frozen=True)
-class Studio:
+class Studio(Files):
     """Look into memories, and build and try classifiers of their classes, on a web page (pip install 'recollect[studio]')."""
 
     memories: Positional[tuple[Path, ...]] = ()
@@ -21,19 +21,12 @@ class Studio:
     """address to serve it at; other than the default, whoever reaches this machine can use it"""
     data: tuple[str, ...] = ()
     """datasets to test classifiers on: their accuracy, and what they take for what. Default: digits, for memories of them"""
-    root: Path | None = None
-    """folder with the official files"""
-    size: int | None = None
-    """resize the images of a folder"""
 
     def perform(self) -> int:
         try:
             from recollect.studio.app import serve
         except ImportError as error:
             raise RecollectError(f"the studio needs {error.name}: pip install 'recollect[studio]'") from None
-        from recollect.data import load
-
         memories = [memory_path(path) for path in self.memories]
-        data = [load(name, root=self.root, size=self.size) for name in self.data]
-        serve(memories, data, self.host, self.port)
+        serve(memories, [self.load(name) for name in self.data], self.host, self.port)
         return 0

@@ -5,33 +5,44 @@ Each function gives a matplotlib Figure; `FIGURES` names those that the command 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from matplotlib.figure import Figure
 
 from recollect.errors import RecollectError, unknown
 from recollect.memory import Memory, Query
+from recollect.selection import Selection
 from recollect.show.charts import budget, curves, inner_steps, number_of_bases, selection_figure
 from recollect.show.heat import accuracy_matrix, architectures, similarity
-from recollect.show.pictures import bases, memory_figure, mosaic, pixels, recalled, recalled_by_class, stretched
-from recollect.show.sources import OURS, Measured, Source, read, selection
+from recollect.show.pictures import bases, memory_figure, mosaic, recalled, recalled_by_class, stretched
+from recollect.show.sources import OURS, Measured, Source, read
 from recollect.show.style import MOST_LETTERS, kind_of, save
 
-__all__ = ["FIGURES", "MOST_LETTERS", "draw", "kind_of", "mosaic", "pixels", "recalled_by_class", "save", "stretched"]
+__all__ = ["FIGURES", "MOST_LETTERS", "draw", "kind_of", "mosaic", "recalled_by_class", "save", "stretched"]
 
-FIGURES: dict[str, Callable[[list[Source], Query], Figure]] = {
-    "memory": lambda sources, _: memory_figure(_memory(sources)),
-    "bases": lambda sources, _: bases(_memory(sources)),
-    "recalled": lambda sources, query: recalled(_memory(sources), query),
-    "similarity": lambda sources, query: similarity(_memory(sources), query),
-    "curves": lambda sources, _: curves(_by_name(sources)),
-    "number-of-bases": lambda sources, _: number_of_bases(_ours(sources)),
-    "inner-steps": lambda sources, _: inner_steps(_ours(sources)),
-    "budget": lambda sources, _: budget([point for source in sources for point in _own_network(source)]),
-    "selection": lambda sources, _: selection_figure(selection(_one(sources).selection or sources[0].path)),
-    "architectures": lambda sources, _: architectures([p for s in sources for p in s.points if p.name == OURS]),
-    "continual": lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].matrix_of),
+FIGURES: dict[str, tuple[str, Callable[[list[Source], Query], Figure]]] = {
+    "memory": ("has_labels", lambda sources, _: memory_figure(_memory(sources))),
+    "bases": ("memory", lambda sources, _: bases(_memory(sources))),
+    "recalled": ("has_labels", lambda sources, query: recalled(_memory(sources), query)),
+    "similarity": ("has_labels", lambda sources, query: similarity(_memory(sources), query)),
+    "curves": ("metrics", lambda sources, _: curves(_by_name(sources))),
+    "number-of-bases": ("points", lambda sources, _: number_of_bases(_ours(sources))),
+    "inner-steps": ("points", lambda sources, _: inner_steps(_ours(sources))),
+    "budget": ("points", lambda sources, _: budget([point for source in sources for point in _own_network(source)])),
+    "architectures": ("points", lambda sources, _: architectures([p for s in sources for p in s.points if p.name == OURS])),
+    "selection": ("selection", lambda sources, _: selection_figure(cast(Selection, _one(sources).selection))),
+    "continual": ("matrix", lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].matrix_of)),
 }
-"""name -> what draws it from the paths given and the classes asked for"""
+"""name -> the part of a source that it needs, and what draws it from sources and the classes asked for"""
+PARTS = {
+    "has_labels": "the memory must be asked with the names of classes",
+    "memory": "a memory is needed",
+    "metrics": "the folder of a run that has begun is needed",
+    "points": "no accuracy was measured yet (recollect evaluate)",
+    "selection": "a selection is needed (recollect select)",
+    "matrix": "an accuracy matrix is needed (recollect continual)",
+}
+"""of a source"""
 WITH_CLASSES = ("recalled", "similarity")
 
 
@@ -45,8 +56,17 @@ def draw(figure: str, paths: Sequence[Path], classes: Sequence[str] = ()) -> Fig
         raise RecollectError(f"--classes is for {' and '.join(WITH_CLASSES)}: leave it out of '{figure}'")
     sources = [read(Path(path)) for path in paths]
     for source in sources:
-        source.check(figure)
-    return FIGURES[figure](sources, list(classes) or None)
+        if figure not in (can := possible(source)):
+            gives = f"it can give {', '.join(can)}" if can else "it holds nothing to draw yet"
+            raise RecollectError(
+                f"{source.path} cannot give the figure '{figure}', for which {PARTS[FIGURES[figure][0]]}: {gives}"
+            )
+    return FIGURES[figure][1](sources, list(classes) or None)
+
+
+def possible(source: Source) -> list[str]:
+    """The figures that can be drawn from it."""
+    return [figure for figure, (part, _) in FIGURES.items() if getattr(source, part)]
 
 
 def _one(sources: list[Source]) -> Source:

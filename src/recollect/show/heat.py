@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 from matplotlib.figure import Figure
 
+from recollect.continual.metrics import Matrix, metrics
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query
 from recollect.show.sources import Measured
@@ -98,14 +99,15 @@ def _in_cell(axes, place: tuple[int, int], text: str, limits: tuple[float, float
 def accuracy_matrix(matrix: Sequence[Sequence[float | None]], title: str = "") -> Figure:
     """R[i, t], accuracy on task t after task i, in percent; None, or a shorter row, where it was not measured."""
     columns = max(map(len, matrix))
-    table = np.array([[*row, *[None] * (columns - len(row))] for row in matrix], float)  # None is NaN
+    filled = [[*row, *[None] * (columns - len(row))] for row in matrix]
+    table = np.array(filled, float)  # None is NaN
     side = COLUMN if columns <= 20 else min(PAGE, COLUMN + 0.03 * columns)
     figure = Figure((side, side * 0.92))
     axes = figure.subplots()
     low = math.floor(np.nanmin(table) / 10) * 10
     high = max(math.ceil(np.nanmax(table) / 10) * 10, low + 10)
     image = axes.imshow(table, cmap=ACCURACY, vmin=low, vmax=high, interpolation="nearest")
-    bare(axes, "\n".join(filter(None, (title, _summary(table)))))
+    bare(axes, "\n".join(filter(None, (title, _summary(filled)))))
     axes.set(xlabel="accuracy on task", ylabel="after task")
     step = 1 if columns <= 12 else 5 if columns <= 50 else 10
     for axis, count in ((axes.yaxis, len(matrix)), (axes.xaxis, columns)):
@@ -120,9 +122,10 @@ def accuracy_matrix(matrix: Sequence[Sequence[float | None]], title: str = "") -
     return figure
 
 
-def _summary(table: np.ndarray) -> str:
-    """RA, LA and BTI of a finished stream: mean of the last row, of the diagonal, and of their difference over all tasks."""
-    if table.shape[0] != table.shape[1] or np.isnan(np.tril(table)).any():
+def _summary(matrix: Matrix) -> str:
+    """RA, LA and BTI of a finished stream."""
+    try:
+        found = metrics(matrix)
+    except RecollectError:
         return ""
-    last, learned = table[-1], table.diagonal()
-    return f"RA {last.mean():.1f}, LA {learned.mean():.1f}, BTI {(last - learned).mean():+.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"RA {found.ra:.1f}, LA {found.la:.1f}, BTI {found.bti:+.1f}".replace("-", "\N{MINUS SIGN}")

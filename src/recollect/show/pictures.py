@@ -1,10 +1,12 @@
 """What a memory looks like: its bases, what it recalls, and both beside the similarity of its classes."""
 
+import io
 import math
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 from torch import Tensor
 
 from recollect.errors import RecollectError
@@ -115,16 +117,19 @@ def recalled_by_class(memory: Memory, labels: list[int], most: int = MOST_RECALL
 def stretched(images: Tensor) -> Tensor:
     """[N, C, H, W] as uint8 pictures, each from black to white over its own range."""
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    return _picture((images - low) / (high - low).clamp_min(1e-12))
+    return to_pixels((images - low) / (high - low).clamp_min(1e-12))
 
 
-def pixels(memory: Memory, images: Tensor) -> Tensor:
-    """What a network sees -> uint8 pixels, by the memory's own preprocessing undone."""
-    return _picture(memory.preprocess().undo(images))
-
-
-def _picture(images: Tensor) -> Tensor:
+def to_pixels(images: Tensor) -> Tensor:
+    """Floats of 0..1, or beyond, as uint8."""
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def png(images: Tensor, columns: int = 1) -> bytes:
+    """uint8 [N, C, H, W] as one PNG, side by side in rows."""
+    buffer = io.BytesIO()
+    Image.fromarray(mosaic(images, columns)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def mosaic(images: Tensor, columns: int, gap: int = 1) -> np.ndarray:

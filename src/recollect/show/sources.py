@@ -3,12 +3,14 @@
 Files are read and checked here; nothing is drawn, and tensors are not loaded.
 """
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from recollect.continual.metrics import Matrix
+from recollect.data.readers import parsing
 from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation
 from recollect.files import read_json
@@ -18,8 +20,6 @@ from recollect.runs import Run
 from recollect.selection import FILE, Selection
 
 OURS, EVERYTHING = "memory", "all the data"  # names of evaluations
-OF_MEMORY = ("memory", "bases", "recalled", "similarity")  # names of figures
-OF_ACCURACY = ("number-of-bases", "inner-steps", "budget", "architectures")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Source:
     memory: Path | None = None
     run: Run | None = None
     points: list[Measured] = field(default_factory=list)
-    selection: Path | None = None
+    selection: Selection | None = None
     matrix: Matrix | None = None
     matrix_of: str = ""
     """whose matrix it is, in words"""
@@ -75,39 +75,22 @@ class Source:
     def metrics(self) -> list[dict[str, Any]]:
         return metrics(self.run) if self.run else []
 
-    @property
-    def gives(self) -> list[str]:
-        """The figures that can be drawn from it."""
-        by_name = self.memory and isinstance(read_header(self.memory)[0].asked, Labels)
-        found = [*OF_MEMORY] if by_name else ["bases"] if self.memory else []
-        found += ["curves"] * bool(self.metrics) + [*OF_ACCURACY] * bool(self.points)
-        return found + ["selection"] * bool(self.selection) + ["continual"] * bool(self.matrix)
-
-    def check(self, figure: str) -> None:
-        """An error that says what it can give instead."""
-        if figure in self.gives:
-            return
-        reasons: dict[str, str] = dict.fromkeys(OF_ACCURACY, f"no accuracy was measured yet (recollect evaluate {self.path})")
-        reasons |= dict.fromkeys(OF_MEMORY, "it is asked with pictures, and not by the names of classes")
-        reasons |= {} if self.run else {"curves": "a memory file has no curves, but the folder of its run does"}
-        why = reasons.get(figure) if self.memory else None
-        can = f"it can give {', '.join(self.gives)}" if self.gives else "it holds nothing to draw yet"
-        raise RecollectError(f"{self.path} cannot give the figure '{figure}': {'; '.join(filter(None, (why, can)))}")
+    @cached_property
+    def has_labels(self) -> bool:
+        """Whether it is a memory that is asked with the names of classes."""
+        return self.memory is not None and isinstance(read_header(self.memory)[0].asked, Labels)
 
 
 def read(path: Path) -> Source:
     """What a path holds: a memory file, a JSON file, the folder of a run or of a selection."""
     if path.is_dir():
         return _folder(path)
-    if path.suffix.lower() == ".json":
-        return _json(path)
-    read_header(path)  # refuses anything else
-    return Source(path, memory=path, points=of_memory(path))
+    return _json(path) if path.suffix.lower() == ".json" else Source(path, memory=path, points=of_memory(path))
 
 
 def _folder(path: Path) -> Source:
     if (path / FILE).is_file():
-        return Source(path, selection=path / FILE, points=of_selection(path / FILE)[2])
+        return _selection(path / FILE)
     run, matrix, name = Run(path), *_matrix_in(path)
     memory = run.memory_path if run.memory_path.is_file() else None
     if not (memory or matrix or run.is_begun):
@@ -134,15 +117,16 @@ def _json(path: Path) -> Source:
     if "matrix" in found:
         return Source(path, matrix=_checked_matrix(found["matrix"], path), matrix_of=path.stem)
     if {"field", "values", "results"} <= found.keys():
-        return Source(path, selection=path, points=of_selection(path)[2])
+        return _selection(path)
     if "rows" in found:
         memory = path.parent / Path(str(found.get("memory", "memory.safetensors"))).name
         if not memory.is_file():
             raise RecollectError(f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run")
         return Source(path, memory=memory, points=of_memory(memory, path))
     if found and all(isinstance(each, dict) and {"config", "evaluation"} <= each.keys() for each in found.values()):
-        every = [(each["evaluation"], str(each.get("dataset", path.stem)), each["config"]) for each in found.values()]
-        return Source(path, points=[_measured(*each, path) for each in every])
+        with _checked(path):
+            points = [_measured(e["evaluation"], str(e.get("dataset", path.stem)), e["config"], path) for e in found.values()]
+        return Source(path, points=points)
     raise RecollectError(f"{path} is no evaluation, selection, result or accuracy matrix of recollect: give another file")
 
 
@@ -164,57 +148,40 @@ def of_memory(path: Path, evaluation: Path | None = None) -> list[Measured]:
     config = known | (made if isinstance(made, dict) else {}) | {"bases": tensors["bases"].shape[0]}
     beside = evaluation or Run(path.parent).evaluation_path
     if beside.is_file() and (found := read_json(beside)).get("memory", "memory.safetensors") == path.name:
-        return [_measured(row, header.dataset, config, beside, None) for row in _list(found.get("rows"), beside)]
-    return [_measured(entry, header.dataset, config, path) for entry in header.accuracy]
+        with _checked(beside):
+            return [_measured(row, header.dataset, config, beside, row.get("name")) for row in found["rows"]]
+    with _checked(path):
+        return [_measured(entry, header.dataset, config, path) for entry in header.accuracy]
 
 
-def of_selection(path: Path) -> tuple[str, list[Any], list[Measured]]:
-    """The setting that a select.json varied, the values that have a result, and their accuracies."""
+def _selection(path: Path) -> Source:
+    """What `recollect.select` has written, as far as it came."""
     found = read_json(path)
-    varied, values, config, data = (found.get(name) for name in ("field", "values", "distill", "data"))
-    if not (isinstance(varied, str) and isinstance(values, list) and isinstance(config, dict)):
-        raise RecollectError(f"{path} is no selection of recollect: 'field', 'values' and 'distill' are expected")
-    results = _list(found.get("results"), path)
-    if not results:
+    with _checked(path):
+        results = [Evaluation.from_json(row) for row in found["results"]]
+        chosen = Selection(str(found["field"]), list(found["values"])[: len(results)], results)
+        dataset = Path(str(found["data"].get("name", ""))).stem or path.parent.name
+        configs = [{**found["distill"], chosen.field: value} for value in chosen.values]
+        each = zip(results, configs, strict=True)
+        points = [_measured(result.to_json(), dataset, config, path) for result, config in each]
+    if not points:
         raise RecollectError(f"{path} has no result yet: finish it (recollect resume {path.parent})")
-    dataset = (Path(str(data.get("name", ""))).stem if isinstance(data, dict) else "") or path.parent.name
-    pairs = zip(values, results, strict=False)
-    measured = [_measured(result, dataset, config | {varied: value}, path) for value, result in pairs]
-    return varied, values[: len(measured)], measured
+    return Source(path, points=points, selection=chosen)
 
 
-def selection(path: Path) -> Selection:
-    """The same as `recollect.select` gave it."""
-    varied, values, measured = of_selection(path)
-    results = []
-    for point, row in zip(measured, read_json(path)["results"], strict=False):
-        scores = _list(row.get("values"), path)
-        if not scores or not all(map(is_number, scores)):
-            raise _damaged(path)
-        results.append(Evaluation(point.name, point.network, tuple(scores), point.on, point.protocol, point.seconds or 0.0))
-    return Selection(varied, values, results)
-
-
-def _list(rows: object, path: Path) -> list[Any]:
-    if not isinstance(rows, list):
-        raise _damaged(path)
-    return rows
-
-
-def _measured(row: object, dataset: str, config: object, where: Path, name: str | None = OURS) -> Measured:
-    if not (isinstance(row, dict) and isinstance(config, dict)):
-        raise _damaged(where)
-    mean, deviation, n, seconds = row.get("mean"), row.get("deviation", 0.0), row.get("n", 1), row.get("seconds")
+def _measured(row: dict[str, Any], dataset: str, config: dict[str, Any], where: Path, name: object = OURS) -> Measured:
+    mean, deviation, n, seconds = row["mean"], row.get("deviation", 0.0), row.get("n", 1), row.get("seconds")
     if not (is_number(mean) and is_number(deviation) and is_number(n)):
-        raise _damaged(where)
+        raise ValueError(mean, deviation, n)
     words = {key: str(row.get(key, "")) for key in ("network", "on", "size", "protocol")}
-    numbers = {"mean": float(mean), "deviation": float(deviation), "n": int(n)}
     time = float(seconds) if is_number(seconds) else None
-    return Measured(name or str(row.get("name", "")), dataset, config, where=where, seconds=time, **words, **numbers)
+    return Measured(
+        str(name or ""), dataset, dict(config), mean=mean, deviation=deviation, n=int(n), where=where, seconds=time, **words
+    )
 
 
-def _damaged(path: Path) -> RecollectError:
-    return RecollectError(f"{path} has an accuracy without mean, deviation or n: evaluate again (recollect evaluate)")
+def _checked(path: Path) -> AbstractContextManager[None]:
+    return parsing(f"{path} has an accuracy without mean, deviation or n", "evaluate again (recollect evaluate)")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

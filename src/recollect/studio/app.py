@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 import uvicorn
@@ -26,18 +26,17 @@ from recollect.classifier import Classifier, read_picture
 from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.show import terminal
+from recollect.show.pictures import png
 from recollect.studio.guard import Guard, problem
-from recollect.studio.jobs import FINISHED, Busy, Job, Jobs, Order, python_lines
-from recollect.studio.shelf import Missing, Shelf, png, stock
+from recollect.studio.jobs import FINISHED, MOST_CLASSES, Busy, Job, Jobs, Order, python_lines
+from recollect.studio.shelf import Missing, Shelf, stock
 from recollect.studio.uploads import MOST_BYTES, MOST_PIXELS, picture
 
 STATIC = Path(__file__).parent / "static"
-MOST_CLASSES = 1000  # in one classifier
 BEAT = 0.1  # seconds between looks at a training that is watched
 QUIET = 10.0  # seconds after which a stream without news says that it lives
 
 Number = Annotated[int, InPath(ge=0, le=10**6)]
-Chosen = Annotated[str, Field(pattern=r"^[0-9]{1,6}:[0-9]{1,6}$", description="memory:label", examples=["0:3"])]
 Coefficient = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
@@ -46,26 +45,6 @@ class Coefficients(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     coefficients: Annotated[list[Coefficient], Field(min_length=1, max_length=2**17)]
-
-
-class Asked(BaseModel):
-    """A training as an address orders it."""
-
-    classes: Annotated[list[Chosen], Field(min_length=2, max_length=MOST_CLASSES)]
-    network: Literal["memory", "small"] = "memory"
-    epochs: Annotated[int, Field(ge=1, le=2000)] | None = None
-    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
-
-    @property
-    def order(self) -> Order:
-        choices = tuple((int(memory), int(label)) for memory, label in (text.split(":") for text in self.classes))
-        return Order(choices, self.network == "small", self.epochs, self.seed)
-
-
-class Training(Asked):
-    """What to train: classes of memories on the shelf, and how."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 class Problem(BaseModel):
@@ -172,21 +151,20 @@ def _trainings(app: FastAPI, shelf: Shelf, jobs: Jobs) -> None:
     one_by_one = CapacityLimiter(1)  # what may hold many images
 
     @app.get("/api/recalled.npz", **_file("application/octet-stream"))
-    async def recalled(training: Annotated[Asked, Query()]) -> Response:
+    async def recalled(order: Annotated[Order, Query()]) -> Response:
         """The training set of some classes."""
-        data = await to_thread.run_sync(shelf.recalled, training.order.choices, limiter=one_by_one)
+        data = await to_thread.run_sync(shelf.recalled, order.choices, limiter=one_by_one)
         return _download(data, "recalled.npz")
 
     @app.get("/api/lines.py", **_file("text/plain"))
-    async def lines(training: Annotated[Asked, Query()]) -> Response:
+    async def lines(order: Annotated[Order, Query()]) -> Response:
         """The Python that trains the same classifier."""
-        text = await to_thread.run_sync(python_lines, shelf, training.order, limiter=one_by_one)
+        text = await to_thread.run_sync(python_lines, shelf, order, limiter=one_by_one)
         return PlainTextResponse(text.encode("utf-8", "replace"))
 
     @app.post("/api/trainings", status_code=201)
-    async def train(training: Training, request: Request) -> dict[str, Any]:
+    async def train(order: Order, request: Request) -> dict[str, Any]:
         """Put a training in the queue."""
-        order = training.order
         composition = await to_thread.run_sync(shelf.compose, order.choices, limiter=one_by_one)
         network = order.recipe(composition).network
         if network.startswith("custom "):
@@ -262,7 +240,7 @@ def _classified(classifier: Classifier, data: bytes) -> dict[str, Any]:
         "class_name": classifier.class_names[int(shares.argmax())],
         "probabilities": shares.tolist(),
         "notice": notice,
-        "seen": "data:image/png;base64," + base64.b64encode(png(pixels)).decode(),
+        "seen": "data:image/png;base64," + base64.b64encode(png(pixels[None])).decode(),
     }
 
 

@@ -7,9 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.classifier import Classifier
 from recollect.composition import Composition
@@ -22,11 +23,13 @@ MOST_WAITING = 8  # trainings in the queue
 MOST_PER_CLIENT = 2  # of them, and of the one that runs
 MOST_KEPT = 32  # finished ones; the oldest is forgotten first
 MOST_SECONDS = 600.0  # of one training
+MOST_CLASSES = 1000  # in one classifier
 MOST_TESTED = 2000  # test images, so that testing takes seconds too
 
 # Seconds on a CPU, where the recipe of a memory for a larger network takes minutes.
 SMALL = {"network": "convnet:width=32", "batch": 64, "epochs": 20}
 
+Chosen = Annotated[str, Field(pattern=r"^[0-9]{1,6}:[0-9]{1,6}$", description="memory:label", examples=["0:3"])]
 State = Literal["waiting", "training", "testing", "done", "failed", "cancelled"]
 FINISHED = ("done", "failed", "cancelled")
 
@@ -35,25 +38,24 @@ class Busy(RecollectError):
     """There is no room for another training now."""
 
 
-@dataclass(frozen=True)
-class Order:
-    """What to train."""
+class Order(BaseModel):
+    """What to train: classes of memories on the shelf, and how. As a page orders it."""
 
-    choices: tuple[Choice, ...]
-    is_small: bool = False  # a small network, and not the first memory's own
-    epochs: int | None = None  # None: as many as is usual for the network
-    seed: int = 0
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a page orders it."""
-        classes = [f"{memory}:{label}" for memory, label in self.choices]
-        order = {"classes": classes, "network": "small" if self.is_small else "memory", "seed": self.seed}
-        return order if self.epochs is None else order | {"epochs": self.epochs}
+    classes: Annotated[list[Chosen], Field(min_length=2, max_length=MOST_CLASSES)]
+    network: Literal["memory", "small"] = "memory"
+    epochs: Annotated[int, Field(ge=1, le=2000)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**31)] = 0
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [(int(memory), int(label)) for memory, label in (text.split(":") for text in self.classes)]
 
     @property
     def changes(self) -> dict[str, Any]:
         """What is other than in the first memory's recipe."""
-        return (SMALL if self.is_small else {}) | ({} if self.epochs is None else {"epochs": self.epochs})
+        return (SMALL if self.network == "small" else {}) | ({} if self.epochs is None else {"epochs": self.epochs})
 
     def recipe(self, composition: Composition) -> Recipe:
         return replace(composition.recipe, **self.changes)
@@ -95,7 +97,7 @@ class Job:
             "losses": losses[known:],
             "seconds": round(self.seconds, 2),
             "test": self.test if state == "done" else None,
-            "order": self.order.to_json(),
+            "order": self.order.model_dump(exclude_none=True),
             # what a drawing should be like: how many pixels high, and light on dark or dark on light
             "draw": result and {"side": max(result.image_shape[1:]), "dark": fmean(result.preprocess.mean) < 0.5},
         }

@@ -4,7 +4,6 @@ Nothing else is ever read. Recall is linear and preprocessing is undone by an af
 undo(sum_k v_k up(B_k)) = sum_k v_k L(B_k) + undo(0). The L(B_k) are made here once, and the browser mixes them.
 """
 
-import io
 import math
 import threading
 from collections.abc import Sequence
@@ -14,9 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from recollect.composition import Composition, compose
@@ -25,9 +22,11 @@ from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.evaluation import memory_recipe
+from recollect.export import npz
 from recollect.memory import Classes, Memory
 from recollect.memory import recall as recall_images
 from recollect.queries import Labels
+from recollect.show.pictures import png, to_pixels
 
 OWN = Path("memories")  # the project's own, looked for where the studio is started
 MOST_NUMBERS = 2**25  # sent to a browser or recalled at once: 134 MB of floats
@@ -94,7 +93,8 @@ class Entry:
             raise RecollectError(f"{len(coefficients)} coefficients for {len(pictures) - 1} bases: give one for each")
         mixing = torch.tensor([*coefficients, 1.0])[None, None]  # [r = 1, d_y = 1, K + 1]
         image = recall_images(pictures, mixing, torch.ones(1, 1), self.memory.image_shape[1:])[0]
-        return png(to_pixels(image))
+        shown = image if len(image) == 3 else image[:1]
+        return png(to_pixels(shown[None]))
 
     def to_json(self) -> dict[str, Any]:
         memory, header, recipe = self.memory, self.memory.header, memory_recipe(self.memory)
@@ -156,15 +156,8 @@ class Shelf:
 
     def recalled(self, choices: Sequence[Choice]) -> bytes:
         """The training set as .npz: images (as a network sees them), pixels (uint8), labels, class_names."""
-        composition, buffer = self.compose(choices), io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            images=composition.images.numpy(),
-            pixels=to_pixels(composition.preprocess.undo(composition.images)).numpy(),
-            labels=composition.labels.numpy(),
-            class_names=np.array(composition.class_names),
-        )
-        return buffer.getvalue()
+        found = self.compose(choices)
+        return npz(found.images, found.labels, found.class_names, found.preprocess)
 
 
 def stock(paths: Sequence[Path], data: Sequence[Images] = ()) -> Shelf:
@@ -188,15 +181,3 @@ def stock(paths: Sequence[Path], data: Sequence[Images] = ()) -> Shelf:
     entries = list(found.values())
     at_hand = [load("digits")] if any(entry.memory.header.dataset == "digits" for entry in entries) else []
     return Shelf(entries, problems, list(data) or at_hand)
-
-
-def to_pixels(images: Tensor) -> Tensor:
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
-
-
-def png(pixels: Tensor) -> bytes:
-    """uint8 [C, H, W], grey or in colour (of any other number of channels the first)"""
-    shown = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels[0]
-    buffer = io.BytesIO()
-    Image.fromarray(shown.numpy()).save(buffer, "PNG")
-    return buffer.getvalue()
