@@ -154,7 +154,7 @@ MISTAKES = """
     labels.safetensors groups                        | labels is asked with labels, not with pictures: compose names its classes
     nowhere.safetensors groups                       | nowhere.safetensors does not exist
     asked.safetensors groups --classify text.png     | text.png: not a picture, or a damaged one
-    asked.safetensors groups --classify float.tiff   | float.tiff: not a picture of whole numbers
+    asked.safetensors groups --classify float.tiff   | float.tiff: not a picture
     asked.safetensors groups --network mpl           | unknown network 'mpl': did you mean 'mlp'?
 """
 

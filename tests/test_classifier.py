@@ -142,7 +142,7 @@ def test_pictures_that_cannot_be_read(classifier, tmp_path):
     picture("L", (64, 64)).save(tmp_path / "whole.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "whole.png").read_bytes()[:300])
     for name in ("text.png", "half.png"):
-        with pytest.raises(RecollectError, match=r"not a picture, or a damaged one .*: give a PNG or JPEG file"):
+        with pytest.raises(RecollectError, match=r"not a picture, or a damaged one.*: give a PNG, JPEG, WebP, GIF or BMP file"):
             classifier.classify(tmp_path / name)
     for name in ("nowhere.png", "."):
         with pytest.raises(RecollectError, match="is not a file: give a PNG or JPEG file"):

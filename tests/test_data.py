@@ -7,6 +7,7 @@ import subprocess
 import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from test_pickles import PICKLERS
+from test_hostile import PICKLERS
 
 from recollect import data
 from recollect.data import readers
@@ -256,8 +257,8 @@ def test_size_resizes_array_datasets_as_pillow_does(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda raw: raw[:-10], "bytes, but its header"),
-        (lambda raw: raw + b"x", "bytes, but its header"),
+        (lambda raw: raw[:-10], "31350 bytes after its header, which asks for 31360"),
+        (lambda raw: raw + b"x", "more bytes after its header"),
         (lambda raw: b"", "starts with nothing"),
         (lambda raw: b"\0\0\x0d" + raw[3:], "not an IDX file of bytes in 3"),
         (lambda raw: idx_bytes(np.zeros(40, np.uint8)), "not an IDX file of bytes in 3"),
@@ -416,14 +417,51 @@ def test_svhn(tmp_path):
     [
         ({"y": np.full((30, 1), 11, np.uint8)}, r"label 11 is out of range \(1..10\)"),
         ({"y": np.ones((29, 1), np.uint8)}, "30 images but 29 labels"),
-        ({"y": np.full((30, 1), 1.5)}, "float64"),
-        ({"X": np.zeros((32, 32, 3, 30))}, "X is float64"),
-        ({"X": "text"}, "X is"),
+        ({"y": np.full((30, 1), 1.5)}, "'y' is no array of whole numbers"),
+        ({"X": np.zeros((32, 32, 3, 30))}, "'X' is no array of whole numbers"),
+        ({"X": np.zeros((32, 32, 3, 30), np.int16)}, "X is int16"),
+        ({"X": "text"}, "'X' is no array of whole numbers"),
     ],
 )
 def test_wrong_svhn(changes, message, tmp_path):
     write_svhn(tmp_path, **changes)
     assert "train_32x32.mat" in refused(message, "svhn", root=tmp_path)
+
+
+ARRAYS = {
+    "X": random_images(8, 6, 3, 5),
+    "y": np.arange(300, dtype=np.uint16)[:, None],
+    "z": np.arange(-7, 5, dtype=np.int32).reshape(3, 4),
+    "long": np.arange(3, dtype=np.int64)[None],
+    "empty": np.zeros((0, 3), np.uint8),
+    "small": np.array([[1, 2]], np.uint8),
+}
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("wanted", [("X",), ("y", "z"), tuple(ARRAYS)])
+def test_mat_is_what_scipy_reads(compressed, wanted, tmp_path):
+    from scipy.io import loadmat, savemat
+
+    savemat(path := tmp_path / "a.mat", {"text": "hello"} | ARRAYS | {"real": np.eye(3)}, do_compression=compressed)
+    found, theirs = readers.read_mat("a", path.read_bytes(), wanted), loadmat(path)
+    assert found.keys() == set(wanted)
+    for name, array in found.items():
+        assert array.dtype == theirs[name].dtype
+        assert np.array_equal(array, theirs[name])
+
+
+def test_mat_headers_that_ended_the_process(tmp_path):
+    """Scipy's parser in C died of some; here every byte of the header may be anything."""
+    from scipy.io import savemat
+
+    savemat(path := tmp_path / "a.mat", {"X": random_images(4, 4, 3, 2), "y": np.ones((2, 1), np.uint8)})
+    raw = path.read_bytes()
+    for place in range(120, 200):
+        for value in {219, 0, 255, raw[place] ^ 128, (raw[place] + 1) % 256}:
+            path.write_bytes(raw[:place] + bytes([value]) + raw[place + 1 :])
+            with suppress(RecollectError):
+                readers.svhn([path, path])
 
 
 def test_damaged_svhn(tmp_path):

@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "recollect"
 ROOMS = """
 __init__: the public names, each imported when it is first used
 errors: what a user is told
+limits: how much a file may become
 files: writing atomically
 seeds: one purpose for each use of a seed
 devices: cpu or cuda

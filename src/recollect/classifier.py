@@ -19,7 +19,7 @@ from torch import Tensor
 
 from recollect.config import Recipe, from_json, to_json
 from recollect.data.images import Images, Split
-from recollect.data.pictures import pixels_of
+from recollect.data.pictures import FORMATS_READ, open_picture, pixels_of
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
 from recollect.errors import RecollectError, unknown
@@ -211,12 +211,8 @@ def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
         raise RecollectError(f"{name} is not a file: give a PNG or JPEG file")
     if shape[0] not in (1, 3):
         raise RecollectError(f"{name} has 1 or 3 channels, and this classifier sees {shape[0]}: use probabilities()")
-    with parsing(f"{name}: not a picture, or a damaged one", "give a PNG or JPEG file"):
-        if is_file:
-            with Image.open(picture) as opened:
-                opened.load()
-        else:
-            opened = picture
+    with parsing(f"{name}: not a picture, or a damaged one", f"give a {FORMATS_READ} file"):
+        opened = open_picture(Path(picture)) if isinstance(picture, str | Path) else picture
         pixels, notices = pixels_of(name, opened, None, None), _lost(opened)
         if len(pixels) != shape[0]:
             notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")

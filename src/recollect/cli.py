@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, PositionalMetavarFromFieldName, subcommand
 
+from recollect import limits
 from recollect.commands.ask import Ask
 from recollect.commands.bench import Bench
 from recollect.commands.classify import Classify
@@ -44,14 +45,15 @@ NAMED = {
 
 def parse(arguments: list[str]) -> Any:
     """The command that the arguments spell, as its dataclass; --help and mistakes end the program here."""
-    arguments = modern(arguments)
+    arguments = modern(raised(arguments))
     defaults = dict(COMMANDS)
     if arguments[:1] and arguments[0] in COMMANDS:
         defaults[arguments[0]] = _with_defaults(arguments, defaults[arguments[0]])
     return tyro.cli(
         _commands(defaults),
         prog="recollect",
-        description="Distil a dataset into a tiny addressable memory, and recall from it what you need later.",
+        description="Distil a dataset into a tiny addressable memory, and recall from it what you need later. With any command, "
+        f"--most-gib raises the limit of what a small file may take of memory, {limits.USUAL:g} GiB.",
         args=arguments,
     )
 
@@ -87,6 +89,17 @@ def _commands(defaults: dict[str, Any]) -> Any:
         | Annotated[Bench, subcommand("bench")]
     )
     return PositionalMetavarFromFieldName[OmitSubcommandPrefixes[FlagCreatePairsOff[kinds]]]  # pyright: ignore
+
+
+def raised(arguments: list[str]) -> list[str]:
+    """The arguments without --most-gib, which sets how much any file may become."""
+    kept = list(arguments)
+    while found := [word for word in kept if word.partition("=")[0] in ("--most-gib", "--most_gib")]:
+        place = kept.index(found[0])
+        _, equals, value = kept.pop(place).partition("=")
+        os.environ[limits.VARIABLE] = value if equals else kept.pop(place) if place < len(kept) else "missing"
+        limits.most()
+    return kept
 
 
 def modern(arguments: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 A reader returns Parts; `make_images` checks them and adds what the dataset does not bring along.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -98,8 +99,7 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
     """Indices (kept, held out): `share` of each class held out, at least one where the class has two or more."""
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        of_class = (labels == label).nonzero().flatten()
+    for of_class in filter(len, labels.argsort(stable=True).split(labels.bincount().tolist())):
         count = min(max(round(len(of_class) * share), 1), len(of_class) - 1)
         held[of_class[torch.randperm(len(of_class), generator=generator)[:count]]] = True
     return (~held).nonzero().flatten(), held.nonzero().flatten()
@@ -114,12 +114,11 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     class_names = parts.class_names or tuple(map(str, range(highest + 1)))
     for part, split in parts.splits.items():
         _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
-    for number, class_name in enumerate(class_names):
-        if class_name in class_names[:number]:
-            raise RecollectError(f"{name}: two classes are named '{class_name}': give each class a name of its own")
-        if not (train.labels == number).any():
-            remedy = "add some, or leave the class out of the dataset"
-            raise RecollectError(f"{name}: class '{class_name}' has no training images: {remedy}")
+    if twice := [each for each, count in Counter(class_names).items() if count > 1]:
+        raise RecollectError(f"{name}: two classes are named '{twice[0]}': give each class a name of its own")
+    if lacking := (train.labels.bincount(minlength=len(class_names)) == 0).nonzero().flatten().tolist():
+        remedy = "add some, or leave the class out of the dataset"
+        raise RecollectError(f"{name}: class '{class_names[lacking[0]]}' has no training images: {remedy}")
     if test is None:
         kept, held = stratified(train.labels, TEST_SHARE, seed)
         train, test = train[kept], train[held]

@@ -1,28 +1,30 @@
 """Pickles: pickled bytes become a dict of plain values and arrays. Nothing that the bytes name is imported or called.
 
-A pickle is a program. The few names that a pickled array needs lead to stand-ins that check their arguments, and numpy
-never sees the pickle's state, because numpy's own `__setstate__` trusts it.
+A pickle is a program. What a pickled dataset needs of its machine is here: some forty instructions that make numbers, strings,
+lists, tuples and dicts, and five names that lead to stand-ins. Keys are strings, bytes or whole numbers, so nothing that is
+nested is ever hashed; no instruction copies more than the bytes that it brings along.
 """
 
-import io
-import pickle
 import pickletools
+import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+PLAIN = re.compile(r"[|<>=]?[biufSU]\d{1,9}")  # what an array's type may be called
+_MARK, _ORDERS = object(), ("|", "<", ">", "=")
+
+
+class PickleError(ValueError):
+    """The program is not one that a dataset needs."""
+
 
 def unpickle(raw: bytes) -> dict[str, Any]:
     """A pickled dict of arrays, numbers, strings and lists; its keys as str. Other bytes raise almost any exception."""
-    # Reading the program before running it refuses lengths beyond its end. And a memo number sizes the unpickler's
-    # table: ten bytes could ask for 64 GB.
-    for opcode, argument, _ in pickletools.genops(raw):
-        if opcode.name in ("PUT", "LONG_BINPUT") and (argument or 0) > len(raw):
-            raise pickle.UnpicklingError(f"memo {argument} is out of range")
-    found = _Unpickler(io.BytesIO(raw), encoding="latin1").load()  # Python 2 wrote the official files
+    found = _Machine(len(raw)).run(raw)
     if not isinstance(found, dict):
-        raise pickle.UnpicklingError(f"it holds a {type(found).__name__} instead of a dict")
+        raise PickleError(f"it holds a {type(found).__name__} instead of a dict")
     return {text(key): value.array if isinstance(value, _Array) else value for key, value in found.items()}
 
 
@@ -30,65 +32,133 @@ def text(value: object) -> str:
     return value.decode("latin1") if isinstance(value, bytes) else str(value)
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> "_Name":
+class _Machine:
+    """A stack of values, and a memo of those that are named again."""
+
+    def __init__(self, most: int) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.left = 2 * most  # bytes that strings may become: an array is in its file once, and made twice at most
+
+    def run(self, raw: bytes) -> object:
+        for opcode, argument, _ in pickletools.genops(raw):  # which refuses lengths beyond the end
+            if opcode.name in _CONSTANTS:
+                self.stack.append(argument)
+            elif opcode.name in _FRESH:
+                self.stack.append(_FRESH[opcode.name]())
+            elif opcode.name in _DOES:
+                _DOES[opcode.name](self, argument)
+            elif opcode.name == "STOP":
+                break
+            else:
+                raise PickleError(f"no dataset needs the instruction {opcode.name}")
+        return self.pop()
+
+    def pop(self, kind: Any = object) -> Any:
+        """The topmost value, which must be of a kind."""
+        if not self.stack or self.stack[-1] is _MARK or not isinstance(self.stack[-1], kind):
+            raise PickleError(f"no {getattr(kind, '__name__', 'array')} where one is needed")
+        return self.stack.pop()
+
+    def top(self, kind: Any) -> Any:
+        self.stack.append(found := self.pop(kind))
+        return found
+
+    def marked(self) -> list[Any]:
+        """The values since the last mark."""
+        found = []
+        while self.stack and self.stack[-1] is not _MARK:
+            found.append(self.stack.pop())
+        if not self.stack:
+            raise PickleError("no mark where one is needed")
+        self.stack.pop()
+        return found[::-1]
+
+    def tuple(self, count: int) -> None:
+        self.stack.append(tuple(self.pop() for _ in range(count))[::-1])
+
+    def extend(self, values: list[Any]) -> None:
+        self.top(list).extend(values)
+
+    def update(self, values: list[Any]) -> None:
+        if len(values) % 2 or not all(type(key) in (str, bytes, int) for key in values[::2]):
+            raise PickleError("a key is no string, bytes or whole number")
+        self.top(dict).update(zip(values[::2], values[1::2], strict=True))
+
+    def dict(self, values: list[Any]) -> None:
+        self.stack.append({})
+        self.update(values)
+
+    def put(self, number: int) -> None:
+        self.memo[number] = self.top(object)
+
+    def get(self, number: int) -> None:
+        if number not in self.memo:
+            raise PickleError(f"there is no memo {number}")
+        self.stack.append(self.memo[number])
+
+    def name(self, module: str, name: str) -> None:
         if f"{module}.{name}" not in _STAND_INS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no dataset needs")
-        return _Name(f"{module}.{name}")
+            raise PickleError(f"it asks for {module}.{name}, which no dataset needs")
+        self.stack.append(_STAND_INS[f"{module}.{name}"])
 
+    def call(self) -> None:
+        arguments, function = self.pop(tuple), self.pop()
+        if function not in _STAND_INS.values():
+            raise PickleError(f"a {type(function).__name__} is called")
+        self.stack.append(function(*arguments))
+        if isinstance(self.stack[-1], bytes):
+            self._account(self.stack[-1])
 
-class _Name(str):
-    """A name that a pickle may use. To call it is to call its stand-in; without a `__dict__` nothing can be set on it."""
+    def build(self) -> None:
+        state, built = self.pop(tuple), self.top(_Array | _Dtype)
+        built.set(*state)
+        if isinstance(built, _Array):
+            self._account(built.array)
 
-    __slots__ = ()
-
-    def __call__(self, *args: object) -> object:
-        return _STAND_INS[self](*args)
+    def _account(self, made: "bytes | np.ndarray") -> None:
+        self.left -= made.nbytes if isinstance(made, np.ndarray) else len(made)
+        if self.left < 0:
+            raise PickleError("it makes more bytes than it has")
 
 
 class _Dtype:
     """What a pickled dtype becomes: its type code, then its byte order."""
 
-    __slots__ = ("dtype",)
-
     def __init__(self, code: object, *_: object) -> None:
+        if not PLAIN.fullmatch(text(code) if isinstance(code, str | bytes) else ""):
+            raise PickleError(f"arrays of type {code!r:.20} are refused")
         self.dtype = np.dtype(text(code))
-        if self.dtype.kind not in "biufSU":
-            raise pickle.UnpicklingError(f"arrays of type {text(code)!r} are refused")
 
-    def __setstate__(self, state: tuple) -> None:
-        _, order, subarray, names, fields, *_ = state
-        if not (subarray is names is fields is None):
-            raise pickle.UnpicklingError("structured arrays are refused")
-        self.dtype = self.dtype.newbyteorder(order)
+    def set(self, _: object, order: object, subarray: object, names: object, fields: object, *rest: object) -> None:
+        if not (subarray is names is fields is None) or not isinstance(order, str | bytes) or text(order) not in _ORDERS:
+            raise PickleError("structured arrays are refused")
+        self.dtype = self.dtype.newbyteorder(text(order))  # pyright: ignore
 
 
 class _Array:
     """What a pickled array becomes: built from its bytes, which the shape has to fit."""
 
-    __slots__ = ("array",)
-
     def __init__(self, kind: object, shape: object, code: object) -> None:
-        if kind != "numpy.ndarray" or shape != (0,) or code not in ("b", b"b"):
-            raise pickle.UnpicklingError("_reconstruct is only for an empty ndarray")
+        if kind is not _uncallable or shape != (0,) or code not in ("b", b"b"):
+            raise PickleError("_reconstruct is only for an empty ndarray")
         self.array = np.empty(0, np.uint8)
 
-    def __setstate__(self, state: tuple) -> None:
-        _, shape, dtype, fortran, data = state
-        if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, str)):
-            raise pickle.UnpicklingError("an array without plain bytes is refused")
+    def set(self, _: object, shape: object, dtype: object, fortran: object, data: object) -> None:
+        if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | str) or not isinstance(shape, tuple):
+            raise PickleError("an array without plain bytes is refused")
         flat = np.frombuffer(data if isinstance(data, bytes) else data.encode("latin1"), dtype.dtype)
         self.array = flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _encode(string: object, encoding: object) -> bytes:
     if not isinstance(string, str) or encoding not in ("latin1", "latin-1"):
-        raise pickle.UnpicklingError("encode is only for latin1")
+        raise PickleError("encode is only for latin1")
     return string.encode("latin1")
 
 
 def _uncallable(*_: object) -> None:
-    raise pickle.UnpicklingError("numpy.ndarray is only a name here")
+    raise PickleError("numpy.ndarray is only a name here")
 
 
 _STAND_INS: dict[str, Callable[..., object]] = {
@@ -97,4 +167,34 @@ _STAND_INS: dict[str, Callable[..., object]] = {
     "numpy.ndarray": _uncallable,
     "numpy.dtype": _Dtype,
     "_codecs.encode": _encode,
+}
+_CONSTANTS = {
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
+    *("SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+}
+"""instructions whose argument is a value"""
+_FRESH: dict[str, Callable[[], object]] = {
+    "MARK": lambda: _MARK, "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict,
+}  # fmt: skip
+_DOES: dict[str, Callable[[_Machine, Any], None]] = {
+    "PROTO": lambda m, _: None,
+    "FRAME": lambda m, _: None,
+    "LIST": lambda m, _: m.stack.append(m.marked()),
+    "TUPLE": lambda m, _: m.stack.append(tuple(m.marked())),
+    "DICT": lambda m, _: m.dict(m.marked()),
+    "TUPLE1": lambda m, _: m.tuple(1),
+    "TUPLE2": lambda m, _: m.tuple(2),
+    "TUPLE3": lambda m, _: m.tuple(3),
+    "APPEND": lambda m, _: m.extend([m.pop()]),
+    "APPENDS": lambda m, _: m.extend(m.marked()),
+    "SETITEM": lambda m, _: m.update([m.pop(), m.pop()][::-1]),
+    "SETITEMS": lambda m, _: m.update(m.marked()),
+    "MEMOIZE": lambda m, _: m.put(len(m.memo)),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), _Machine.put),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
+    "GLOBAL": lambda m, name: m.name(*name.split(" ", 1)),
+    "STACK_GLOBAL": lambda m, _: m.name(*[m.pop(str), m.pop(str)][::-1]),
+    "REDUCE": lambda m, _: m.call(),
+    "BUILD": lambda m, _: m.build(),
 }

@@ -3,19 +3,26 @@
 Pillow decodes, and resizes on the way when a size is given; one dataset is all grey or all RGB, and all of one size.
 """
 
+import io
 import os
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recollect import limits
 from recollect.data.images import Parts, Split, from_numpy
 from recollect.data.readers import AGAIN, content, parsing
 from recollect.errors import RecollectError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS_READ = "PNG, JPEG, WebP, GIF or BMP"
+PIXEL_BYTES = 16  # of a picture while it is decoded and converted
 
 
 def tiny_imagenet(paths: Sequence[Path]) -> Parts:
@@ -122,28 +129,43 @@ def _from_rows(what: str, rows: Any, image: str, label: str, size: int | None) -
     labels = list(rows[label])
     if None in labels:
         raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
-    return from_numpy(_stack([f"{what}[{i}]" for i in range(len(labels))], lambda i: rows[i][image], size), labels)
+    own = int(getattr(getattr(rows, "data", None), "nbytes", 0))
+    images = _stack([f"{what}[{i}]" for i in range(len(labels))], lambda i: rows[i][image], size, own=own)
+    return from_numpy(images, labels)
 
 
 def _from_files(labelled: list[tuple[Path, int]], size: int | None, mode: str | None = None) -> Split:
-    def picture(i: int) -> "Image":
-        from PIL import Image
-
-        with Image.open(labelled[i][0]) as opened:
-            opened.load()
-            return opened
-
-    images = _stack([str(path) for path, _ in labelled], picture, size, mode)
+    own = sum(path.stat().st_size for path, _ in labelled if path.is_file())
+    images = _stack([str(path) for path, _ in labelled], lambda i: open_picture(labelled[i][0]), size, mode, own)
     return from_numpy(images, [label for _, label in labelled])
 
 
-def _stack(names: list[str], picture: Callable[[int], "Image | None"], size: int | None, mode: str | None = None) -> np.ndarray:
-    """Pictures of one size and channel count as uint8 [N, C, H, W]; `picture` opens them by number."""
+def open_picture(path: Path) -> "Image":
+    """A picture of a file, decoded. Its size is known, and refused, before that; other formats' decoders start programs, or are
+    seldom looked at."""
+    from PIL import Image, UnidentifiedImageError
+
+    raw = content(path)
+    try:
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # the limit is ours
+            opened = Image.open(io.BytesIO(raw), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise RecollectError(f"{path}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
+    limits.check(f"{path}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
+    opened.load()
+    return opened
+
+
+def _stack(
+    names: list[str], picture: Callable[[int], "Image | None"], size: int | None, mode: str | None = None, own: int = 0
+) -> np.ndarray:
+    """Pictures of one size and channel count as uint8 [N, C, H, W]; `picture` opens them by number, of `own` bytes in all."""
     stack = np.empty((len(names), 0, 0, 0), np.uint8)
     for i, name in enumerate(names):
         with parsing(f"{name}: not a picture, or a damaged one", "replace it or move it out of the dataset"):
             pixels = pixels_of(name, picture(i), size, mode)
         if i == 0:
+            limits.check(f"{len(names):,} pictures like {name}", len(names) * pixels.nbytes, own)
             stack = np.empty((len(names), *pixels.shape), np.uint8)
         (first_c, first_h, first_w), (c, h, w) = stack[0].shape, pixels.shape
         if c != first_c:
