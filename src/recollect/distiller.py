@@ -5,6 +5,7 @@ Every outer step draws from generators of its own, keyed by (seed, step), so tha
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from recollect.devices import device_name
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, recall
 from recollect.nets import Network, threads_for
-from recollect.objectives import OBJECTIVES, Chance, Examples, Objective
+from recollect.objectives import OBJECTIVES, ByNetwork, Chance, Examples, Objective
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import State
 from recollect.queries import Pictures
@@ -156,14 +157,25 @@ class Distiller:
 
     def gradient(self, state: State) -> tuple[float, list[Tensor]]:
         """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
+        found = self._found(state)
+        if len(found) == 1:
+            return float(found[0][0]), found[0][1]
+        rows = [torch.cat([value[None], *(gradient.flatten() for gradient in by_learned)]) for value, by_learned in found]
+        value, *gradients = (sum(rows[1:], rows[0]) / len(rows)).split([1, *(tensor.numel() for tensor in state.learned)])
+        return float(value), [each.view_as(tensor) for each, tensor in zip(gradients, state.learned, strict=True)]
+
+    def _found(self, state: State) -> list[tuple[Tensor, list[Tensor]]]:
+        """Value and gradient by the learned tensors of each inner network; of all, where the objective does not part them."""
         drawn = self.ahead.pop(state.step, None) or self.draw(state.step, len(state.addressing))
         recalled = self._recall(drawn, state)
         pixels = self.preprocess(self.pixels[drawn.rows.to(self.device)])
         real = Examples(augment.apply(pixels, drawn.shared), drawn.truth.to(self.device))
-        found = self.objective.gradient(recalled._replace(images=recalled.images.detach()), real, drawn.objective)
+        given = recalled._replace(images=recalled.images.detach()), real, drawn.objective
+        found = self.objective.by_network(*given) if isinstance(self.objective, ByNetwork) else [self.objective.gradient(*given)]
         if self.draws_ahead:
             self.ahead[state.step + 1] = self.draw(state.step + 1, len(state.addressing))
-        return float(found.value), list(torch.autograd.grad(recalled.images, state.learned, found.images))
+        pull = partial(torch.autograd.grad, recalled.images, state.learned, retain_graph=len(found) > 1)
+        return [(each.value, list(pull(each.images))) for each in found]
 
     def _recall(self, drawn: Draws, state: State) -> Examples:
         """Line 5: the recalled set."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from recollect.objectives.regression import Regression
-from recollect.objectives.seam import Chance, Examples, Found, Objective, Problem, gradients
+from recollect.objectives.seam import ByNetwork, Chance, Examples, Found, Objective, Problem, gradients
 from recollect.objectives.unrolled import Unrolled
 
-__all__ = ["OBJECTIVES", "Chance", "Examples", "Found", "Objective", "Problem", "gradients"]
+__all__ = ["OBJECTIVES", "ByNetwork", "Chance", "Examples", "Found", "Objective", "Problem", "gradients"]
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {"unrolled": Unrolled, "regression": Regression}
 """name -> constructor (network, inner loop, device, compute, compile)"""

@@ -33,6 +33,8 @@ class Chance(NamedTuple):
     """of the length of an unroll; tasks side by side share it"""
     shared: augment.Drawn = {}  # noqa: RUF012 (never changed)
     """one transform for all images of the step, recalled and real; none where each draws its own"""
+    share: slice = slice(None)
+    """of the inner networks: which ones are drawn, where other processes have the others"""
 
 
 class Found(NamedTuple):
@@ -79,6 +81,15 @@ class SideBySide(Objective, Protocol):
     """An objective that serves several memories at once, faster than one after another."""
 
     def together(self, problems: Sequence[Problem]) -> list[Found]: ...
+
+
+@runtime_checkable
+class ByNetwork(Objective, Protocol):
+    """An objective that is the mean over inner networks, each of which may be computed by itself, by any process."""
+
+    def by_network(self, recalled: Examples, real: Examples, drawn: Any) -> list[Found]:
+        """Of each inner network that was drawn, in their order."""
+        ...
 
 
 def gradients(objective: Objective, problems: Sequence[Problem]) -> list[Found]:

@@ -45,12 +45,14 @@ class Unrolled:
 
     def draw(self, labels: Tensor, chance: Chance) -> list[Start]:
         starts: list[Start] = []
-        for number in range(self.inner.networks_per_step):
+        steps, numbers = 0, range(self.inner.networks_per_step)
+        for number in numbers:
             generator = chance.network(number)
-            params = self.network.drawn(int(torch.randint(2**62, (), generator=generator)), self.device)
-            steps = len(starts[0].batches) if starts else self._length(chance.length)
-            batches = self._batches(labels, steps, generator)
-            starts.append(Start(params, batches, self._augmentation(chance.shared, batches.shape, generator)))
+            seed = int(torch.randint(2**62, (), generator=generator))
+            steps = steps or self._length(chance.length)  # which may be what the first network draws from
+            if number in numbers[chance.share]:
+                params, batches = self.network.drawn(seed, self.device), self._batches(labels, steps, generator)
+                starts.append(Start(params, batches, self._augmentation(chance.shared, batches.shape, generator)))
         return starts
 
     def _length(self, generator: torch.Generator) -> int:
@@ -85,16 +87,20 @@ class Unrolled:
 
     def together(self, problems: Sequence[Problem]) -> list[Found]:
         """All inner networks of all problems, on a GPU side by side. One by one a CPU gives the same bytes, whoever is beside."""
-        copies, steps = len(problems[0].drawn), len(problems[0].drawn[0].batches)
-        window = min(self.inner.window or steps, steps)
-        options = {"lr": self.inner.lr, "momentum": self.inner.momentum, "bridge": self.inner.bridge, "window": window}
-        values, by_images = self._unroll(problems, copies, options)
-        pairs = zip(values.unflatten(0, (-1, copies)), by_images.unflatten(0, (-1, copies)), strict=True)
+        copies = len(problems[0].drawn)
+        pairs = zip(*(each.unflatten(0, (-1, copies)) for each in self._unroll(problems)), strict=True)
         return [Found(value.mean(), images.mean(0)) for value, images in pairs]
 
-    def _unroll(self, problems: Sequence[Problem], copies: int, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def by_network(self, recalled: Examples, real: Examples, drawn: list[Start]) -> list[Found]:
+        return [Found(*each) for each in zip(*self._unroll([Problem(recalled, real, drawn)]), strict=True)]
+
+    def _unroll(self, problems: Sequence[Problem]) -> tuple[Tensor, Tensor]:
         """Values [S] and gradients [S, N, C, H, W] of all inner networks."""
         starts = [start for problem in problems for start in problem.drawn]
+        copies, steps = len(problems[0].drawn), len(starts[0].batches)
+        window = min(self.inner.window or steps, steps)
+        options: dict[str, Any] = {"lr": self.inner.lr, "momentum": self.inner.momentum}
+        options |= {"bridge": self.inner.bridge, "window": window}
         in_span = problems[0].recalled.span is not None and self.inner.optimiser == "sgd" and not starts[0].augment
         if in_span and self.room:
             try:
