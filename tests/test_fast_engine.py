@@ -19,7 +19,7 @@ from recollect.errors import RecollectError
 from recollect.fast.chain import Chain, Half, fits
 from recollect.fast.engine import MOST_PLANS, WARM_UP, Engine, Start, captured, no_garbage, precision
 from recollect.fast.flat import General, Pieces
-from recollect.nets import Network
+from recollect.nets import Network, squared_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -99,6 +99,31 @@ def test_against_the_reference(optimiser, bridge, window, names, passes):
     chosen = options(optimiser, bridge=bridge, window=window, augment=schedule(names, 4, 5))
     ours = new_engine(net, passes).metagradient(params, *data(), **chosen)
     agree(ours, unroll.metagradient(net.loss, params, *data(), **chosen))
+
+
+@both
+@pytest.mark.parametrize("networks", [1, 3])
+@pytest.mark.parametrize("most", [None, 2])
+def test_squared_error_against_the_reference(passes, networks, most):
+    """Of continuous targets [N, outputs]; in pieces too. The reference is full-graph autograd."""
+    net = Network("mlp:width=6", SHAPE, 3, squared_error)
+    images, _, batches, (real, _) = data()
+    labels, truth = (torch.randn(len(some), 3, dtype=torch.float64, device=DEVICE) for some in (images, real))
+    weights = [{name: p.double() for name, p in net.fresh(seed, DEVICE).items()} for seed in range(networks)]
+    flat = Pieces(passes(net), most) if most else passes(net)
+    starts = [Start(params, batches.roll(number, 0)) for number, params in enumerate(weights)]
+    found = Engine(flat).together(starts, images, labels, (real, truth), lr=0.05, momentum=0.9)
+    for (params, rows, _), ours in zip(starts, found, strict=True):
+        seen = images.clone().requires_grad_()
+        theta, velocity = {name: p.clone().requires_grad_() for name, p in params.items()}, dict.fromkeys(params, 0)
+        for step in rows:
+            error = (net.logits(theta, seen[step]) - labels[step]).square().mean()
+            gradients = torch.autograd.grad(error, list(theta.values()), create_graph=True)
+            velocity = {name: 0.9 * velocity[name] + g for name, g in zip(theta, gradients, strict=True)}
+            theta = {name: p - 0.05 * velocity[name] for name, p in theta.items()}
+        value = (net.logits(theta, real) - truth).square().mean()
+        assert distance(ours.loss, value.detach()) < 1e-12
+        assert distance(ours.images, torch.autograd.grad(value, seen)[0]) < 1e-12
 
 
 def convolutions(shape, classes: int) -> nn.Module:

@@ -10,7 +10,7 @@ import torch
 
 from recollect import Recipe, RecollectError
 from recollect.data import augment
-from recollect.nets import Network
+from recollect.nets import Network, squared_error
 from recollect.seeds import seeded
 from recollect.training import Cancelled, Progress, accuracy, train
 
@@ -52,6 +52,21 @@ def assert_as_by_hand(parts, recipe, network=CONVNET):
         for name, value in expected.items():
             assert torch.allclose(ours[name], value, rtol=0, atol=1e-5)  # processors round products differently
     return found
+
+
+@pytest.mark.parametrize("name", ["convnet:width=16,depth=1", "mlp:width=8"])
+def test_continuous_targets(name):
+    """By squared error, alone and side by side, whatever the network's passes for labels are."""
+    network = Network(name, (1, 8, 8), 2, squared_error)
+    generator = torch.Generator().manual_seed(0)
+    parts = [(torch.randn(12, 1, 8, 8, generator=generator), torch.randn(12, 2, generator=generator)) for _ in range(2)]
+    recipe = Recipe(epochs=4, batch=5, lr=0.1)
+    for (images, targets), seed, ours in zip(parts, SEEDS[:2], train(network, parts, recipe, SEEDS[:2]), strict=True):
+        for key, value in by_hand(network, images, targets, recipe, seed).items():
+            assert torch.allclose(ours[key], value, rtol=0, atol=1e-4)
+        error = lambda params: (network.logits(params, images) - targets).square().mean()  # noqa: B023, E731
+        assert float(error(ours)) == pytest.approx(float(network.loss(ours, images, targets)))
+        assert error(ours) < error(network.fresh(seed))
 
 
 @pytest.mark.parametrize("augmentation", ["none", "flip+rotate+crop+cutout"])

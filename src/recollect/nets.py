@@ -21,6 +21,8 @@ from recollect.errors import RecollectError, unknown
 Shape = tuple[int, int, int]  # channels, height, width
 Constructor = Callable[[Shape, int], nn.Module]
 Params = dict[str, Tensor]
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""(what a network puts out [N, outputs], labels) -> a scalar, the mean over the examples"""
 _default_generator = threading.Lock()  # modules draw from it, and there is one for all threads
 SMALL = 100_000  # weights of a network without convolutions that one thread serves best
 _one_thread, _alone = threading.Lock(), [0, 1]  # how many want it now, and how many threads there were before
@@ -148,6 +150,11 @@ def constructor(network: "str | Constructor") -> Constructor:
     return lambda shape, classes: build(shape, classes, **chosen)
 
 
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error: the loss of continuous targets, [N, outputs] both."""
+    return (outputs - targets).square().mean()  # torch's own has no tangent of its gradient
+
+
 def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:
     """The numbers of a vector as parameters of these shapes."""
     pieces = vector.split([shape.numel() for shape in shapes.values()])
@@ -155,10 +162,12 @@ def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:
 
 
 class Network:
-    """One architecture for one image shape: fresh parameters by seed, and the logits they give."""
+    """One architecture for one image shape: fresh parameters by seed, the logits they give, and the loss of these."""
 
-    def __init__(self, network: "str | Constructor", shape: Shape, classes: int):
-        self.construct = constructor(network)
+    def __init__(
+        self, network: "str | Constructor", shape: Shape, classes: int, criterion: Criterion = nn.functional.cross_entropy
+    ):
+        self.construct, self.criterion = constructor(network), criterion
         self.shape, self.classes, self.named = shape, classes, isinstance(network, str)
         if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
             raise RecollectError(f"images of {shape[1]}x{shape[2]} are too small for '{network}': use mlp")
@@ -219,8 +228,8 @@ class Network:
         return seen[0]
 
     def loss(self, params: Params, images: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy: the l of the paper."""
-        return nn.functional.cross_entropy(self.logits(params, images), labels)
+        """The l of the paper: mean cross-entropy, or the network's own criterion."""
+        return self.criterion(self.logits(params, images), labels)
 
 
 @contextmanager

@@ -119,7 +119,7 @@ class _Plan:
         networks, images = len(parts), parts[0][0]
         self.count, batch = len(images), min(recipe.batch, len(images))
         self.images = images.new_zeros(networks, *images.shape, device=device)
-        self.labels = torch.zeros(networks, self.count, dtype=torch.long, device=device)
+        self.labels = torch.zeros(networks, *parts[0][1].shape, dtype=parts[0][1].dtype, device=device)
         self.held: list[Part | None] = [None] * networks
         self.fresh: list[Params] = []
         self.theta = flat.pack(flat.network.fresh(0, device)).repeat(networks, 1)
@@ -182,12 +182,13 @@ class _Plan:
         self.at.zero_()
 
     def _batch(self, at: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Images [S, B, ...] as they are augmented, and labels [S, B]."""
+        """Images [S, B, ...] as they are augmented, and labels [S, B, ...]."""
         place = (at + self.ahead[:size]).clamp_(max=self.order.shape[1] - 1)  # a capture's trial runs may overshoot
         rows = self.order.index_select(1, place)
         drawn = {name: numbers.index_select(1, place).flatten(0, 1) for name, numbers in self.numbers.items()}
         seen = augment.apply(self.images.flatten(0, 1).index_select(0, rows.flatten()), drawn)
-        return seen.unflatten(0, rows.shape), self.labels.flatten().index_select(0, rows.flatten()).view(rows.shape)
+        labels = self.labels.flatten(0, 1).index_select(0, rows.flatten())
+        return seen.unflatten(0, rows.shape), labels.unflatten(0, rows.shape)
 
     def _step(self, size: int) -> None:
         """Side by side the products are rounded by themselves, alone together with the sums: as 0.1 did, to the bit."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from recollect.fast.flat import General, Pair
 from recollect.fast.patches import Window, through_relu
-from recollect.nets import Network, Params
+from recollect.nets import Network, Params, squared_error
 from recollect.unroll import Passes
 
 ALIGNED = 32  # numbers: each network's vector begins where wide loads can
@@ -26,7 +26,9 @@ WEIGHING = nn.Conv2d, nn.Linear
 
 def fits(network: Network) -> bool:
     """Whether a network is convolutions, a flattening, then linear layers, each with bias and ReLUs between them, and nothing
-    else."""
+    else; and its loss one of the two that are known here."""
+    if network.criterion not in (nn.functional.cross_entropy, squared_error):
+        return False
     layers = list(network.module) if type(network.module) is nn.Sequential else []
     kinds = [type(layer) for layer in layers]
     convolutions = kinds.index(nn.Flatten) // 2 if nn.Flatten in kinds else 0
@@ -123,19 +125,18 @@ class Chain(General):
     def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
-        back = _by_logits(_wide(logits).softmax(-1), labels).to(logits)
+        back = _slope(_wide(logits), labels).to(logits)
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
     def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
-        labels = labels.expand(count, labels.shape[-1])
+        labels = labels.expand(count, *labels.shape[-1 - labels.is_floating_point() :])
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
-        logs = logits.log_softmax(-1)
-        value = -logs.gather(-1, labels[..., None]).sum((1, 2)) / labels.shape[1]
-        slope, back = self._slopes(vectors, layers, seen, alive, _by_logits(logs.exp(), labels))
+        value, by_logits = _loss(logits, labels)
+        slope, back = self._slopes(vectors, layers, seen, alive, by_logits)
         return self._judged(slope, back), value
 
     def _judged(self, slope: Tensor, back: Tensor) -> Tensor:
@@ -147,10 +148,7 @@ class Chain(General):
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
-        probabilities = _wide(logits).softmax(-1)
-        back = _by_logits(probabilities, labels).to(logits)
-        moved = probabilities * dot
-        back_dot = ((moved - probabilities * moved.sum(-1, keepdim=True)) / labels.shape[1]).to(logits)
+        back, back_dot = (part.to(logits) for part in _tangent(_wide(logits), dot, labels))
         found, slopes = self._empty(vectors)
         for number in reversed(range(1, len(layers))):
             layer, move, slope, below = layers[number], moves[number], slopes[number], alive[number - 1]
@@ -269,7 +267,33 @@ def _wide(numbers: Tensor) -> Tensor:
     return numbers.to(torch.promote_types(numbers.dtype, torch.float32))
 
 
+# the mean loss: cross-entropy of labels [S, B], or squared error of targets [S, B, outputs]
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Pair:
+    """Values [S], and their gradient by the logits."""
+    if labels.is_floating_point():
+        return (logits - labels).square().mean((1, 2)), _slope(logits, labels)
+    logs = logits.log_softmax(-1)
+    return -logs.gather(-1, labels[..., None]).sum((1, 2)) / labels.shape[1], _by_logits(logs.exp(), labels)
+
+
+def _slope(logits: Tensor, labels: Tensor) -> Tensor:
+    """The gradient alone."""
+    if labels.is_floating_point():
+        return (logits - labels) * (2 / logits[0].numel())
+    return _by_logits(logits.softmax(-1), labels)
+
+
+def _tangent(logits: Tensor, dot: Tensor, labels: Tensor) -> Pair:
+    """The gradient, and its tangent in the direction that the logits move in."""
+    if labels.is_floating_point():
+        return _slope(logits, labels), dot * (2 / logits[0].numel())
+    probabilities = logits.softmax(-1)
+    moved = probabilities * dot
+    return _by_logits(probabilities, labels), (moved - probabilities * moved.sum(-1, keepdim=True)) / labels.shape[1]
+
+
 def _by_logits(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """The gradient of the mean cross-entropy."""
     right = labels[..., None] == torch.arange(probabilities.shape[-1], device=labels.device)
     return (probabilities - right.to(probabilities)) / labels.shape[1]

@@ -121,9 +121,9 @@ class Engine:
             flat = Pieces(self.flat, self.most) if self.most else self.flat
             try:
                 with precision(self.compute, self.flat.benchmark):
-                    self.plans[key] = _Plan(flat, starts, images, query, loop)
+                    self.plans[key] = _Plan(flat, starts, images, labels, query, loop)
             except torch.OutOfMemoryError:
-                largest = self.most or max(batch, query[1].shape[-1])
+                largest = self.most or max(batch, query[0].shape[-4])
                 if largest == 1 or not self.flat.splits:
                     raise
                 self._split(-(-largest // 2))
@@ -182,11 +182,13 @@ class _Inner:
 class _Plan:
     """Steps for one shape of unroll: captured once, replayed for every outer step."""
 
-    def __init__(self, flat: Flat, starts: Sequence[Start], images: Tensor, query: tuple[Tensor, Tensor], loop: _Loop):
+    def __init__(
+        self, flat: Flat, starts: Sequence[Start], images: Tensor, labels: Tensor, query: tuple[Tensor, Tensor], loop: _Loop
+    ):
         self.flat, self.loop = flat, loop
         size = len(flat.pack(starts[0].params))
         self.images = torch.zeros_like(images)
-        self.labels = torch.zeros(images.shape[:-3], dtype=torch.long, device=images.device)
+        self.labels = torch.zeros_like(labels, device=images.device)
         self.query = (torch.zeros_like(query[0]), torch.zeros_like(query[1]))
         alike = len({tuple(start.numbers) for start in starts}) == 1
         each = len(starts) if flat.stacks and alike else 1
@@ -236,16 +238,18 @@ class _Plan:
             main.wait_stream(stream)
 
     def _batch(self, inner: _Inner) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """This step's images [S B, ...] and labels [S, B]; rows of the gradient by images; its place in the trajectory."""
+        """This step's images [S B, ...] and labels [S, B, ...]; rows of the gradient by images; its place in the trajectory."""
         plan = inner.plan.index_select(0, inner.step).flatten()
         rows, own = plan[:-1].chunk(2)
         images, labels = _of(inner.group, self.images, self.labels)
-        seen = images.reshape(-1, *images.shape[-3:]).index_select(0, rows)
-        return seen, labels.reshape(-1).index_select(0, rows).view(len(inner.theta), -1), own, plan[-1:]
+        if images.ndim == 5:
+            images, labels = images.flatten(0, 1), labels.flatten(0, 1)
+        truth = labels.index_select(0, rows).unflatten(0, (len(inner.theta), -1))
+        return images.index_select(0, rows), truth, own, plan[-1:]
 
     def _forward(self, inner: _Inner) -> None:
         seen, labels, _, place = self._batch(inner)
-        seen = inner.augment(seen, inner.step).unflatten(0, labels.shape)
+        seen = inner.augment(seen, inner.step).unflatten(0, labels.shape[:2])
         gradient = self.passes.gradients(inner.theta, seen, labels)
         inner.trajectory[0].index_copy_(0, place, inner.theta[None])
         if self.loop.optimiser == "sgd":
@@ -280,14 +284,14 @@ class _Plan:
             for into, tensor in zip(carried, found, strict=True):
                 into.copy_(tensor)
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
-        curvature, by_seen = self.passes.adjoints(before, seen.unflatten(0, labels.shape), labels, inner.mu)
+        curvature, by_seen = self.passes.adjoints(before, seen.unflatten(0, labels.shape[:2]), labels, inner.mu)
         inner.slope.add_(curvature)
         inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen.flatten(0, 1)))
 
 
 def _of(group: slice, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """A group's part of both; all of them where all networks have the same."""
-    return (images, labels) if labels.ndim == 1 else (images[group], labels[group])
+    return (images, labels) if images.ndim == 4 else (images[group], labels[group])
 
 
 def captured(step: Callable[[], None], device: torch.device, pool: Any = None) -> Callable[[], None]:

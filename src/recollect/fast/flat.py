@@ -55,7 +55,9 @@ class Alone:
         return self.flat.gradient(vectors[0], images[0], labels[0])[None]
 
     def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        slope, value = self.flat.judge(vectors[0], images.reshape(-1, *images.shape[-3:]), labels.flatten())
+        if images.ndim == 5:
+            images, labels = images[0], labels[0]
+        slope, value = self.flat.judge(vectors[0], images, labels)
         return slope[None], value[None]
 
     def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
@@ -123,8 +125,8 @@ class General:
 
     def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
         """([S, P], [S]); the images may be the same for all."""
-        of = (0, 0 if images.ndim == 5 else None, 0 if labels.ndim == 2 else None)
-        return vmap(self._one.judge, of)(vectors, images, labels)
+        at = 0 if images.ndim == 5 else None
+        return vmap(self._one.judge, (0, at, at))(vectors, images, labels)
 
     def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         """([S, P], [S, B, ...])"""

@@ -34,6 +34,8 @@ class Block:
 def unfit(network: Network) -> str | None:
     """Why the kernels cannot run a network; None if they can."""
     module, (inputs, height, breadth) = network.module, network.shape
+    if network.criterion is not nn.functional.cross_entropy:
+        return "its loss is not cross-entropy"
     layers = list(module) if isinstance(module, nn.Sequential) else []
     blocks, rest = divmod(len(layers) - 2, 4)
     linear = layers[-1] if layers else None

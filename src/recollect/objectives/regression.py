@@ -68,7 +68,9 @@ class Regression:
         return Found(value.detach(), by_images)
 
     def _targets(self, labels: Tensor, like: Tensor) -> Tensor:
-        """Centred one-hot: [N, classes]"""
+        """Centred one-hot: [N, classes]; continuous targets as they are."""
+        if labels.is_floating_point():
+            return labels.to(like)
         return F.one_hot(labels, self.network.classes).to(like) - 1 / self.network.classes
 
     def _fill(self, seed: int) -> None:
