@@ -214,7 +214,7 @@ def run(
     asked = {"strategy": name, "seed": seed, "on": config.stream.on, "settings": chosen}
     experiences = list(benchmark(Stream(images, config, seed)).train_stream)
     stream = {"config": to_json(config), "images": fingerprint(images)}
-    if checkpoint and (saved := load_checkpoint(checkpoint, "asked", "stream")):
+    if checkpoint and (saved := load_checkpoint(checkpoint, asked=dict, stream=dict)):
         if (saved["asked"], saved["stream"]) != (asked, stream):
             raise RecollectError(f"{checkpoint} was begun with other settings: give another folder (--runs)")
         rows, seconds = saved["rows"], saved["seconds"]

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ import torch
 from conftest import experiment_module
 from matplotlib.figure import Figure
 
-from recollect import Memory, RecollectError, load
+from recollect import Memory, RecollectError, load, outer
 from recollect.cli import main
 from recollect.config import changed, setting
 from recollect.continual import run as run_module
@@ -24,6 +26,8 @@ from recollect.continual.config import LEARNERS, STREAMS
 from recollect.continual.metrics import square
 from recollect.continual.run import Result, run
 from recollect.continual.streams import Stream
+from recollect.files import held
+from recollect.runs import load_checkpoint, save_checkpoint
 from recollect.show import streams as show
 
 CONFIG = changed(
@@ -223,6 +227,66 @@ def test_a_run_that_was_stopped_within_a_task_goes_on_to_the_same_bytes(whole, f
     assert stops > 0
     expected = {name: data for name, data in memories(whole).items() if name.startswith("seed-0")}
     assert memories(folder / "part") == expected
+
+
+def test_a_damaged_checkpoint_of_a_task(folder, toy_images, monkeypatch):
+    """The one before it is gone on from; one of wrong types is a clear error; another number of threads is said."""
+    setting, observe, seen = run_module.Setting, run_module.Compressor.observe, []
+
+    def failing(self, batches):
+        seen.append(self.seen)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        observe(self, batches)
+
+    go_on = partial(run, toy_images, changed(CONFIG, batch=5), name="rotations", seeds=1, learners=["compress"], together=3)
+    go_on(out="whole")
+    go_on = partial(go_on, out="run")
+    monkeypatch.setattr(run_module, "Setting", lambda *parts: setting(*parts, checkpoint_seconds=0))
+    monkeypatch.setattr(run_module.Compressor, "observe", failing)
+    with pytest.raises(KeyboardInterrupt):
+        go_on()
+    (path,) = (path for path in Path("run").rglob("*.pt") if "previous" not in path.name)
+    saved = load_checkpoint(path)
+    for wrong in ({"seen": None}, {"reservoirs": [1]}, {"states": 2}, {"logs": []}, {"seconds": [1]}):
+        save_checkpoint(path, saved | wrong)
+        with pytest.raises(RecollectError, match=r"holds no state of this run \(\w+\): delete it"):
+            go_on()
+    save_checkpoint(path, saved | {"threads": 3})
+    save_checkpoint(path, saved)
+    path.write_bytes(path.read_bytes()[:-1])
+    with (
+        pytest.warns(UserWarning, match="its checksum does not match"),
+        pytest.warns(UserWarning, match="was begun with 3 threads, and goes on with 1"),
+    ):
+        go_on()
+    assert seen == [0, 1, 2, 3, 3]  # no batch was seen twice
+    assert memories(folder / "run") == memories(folder / "whole")
+    assert [path.name for path in Path("run").rglob("*.pt")] == ["tasks-00-02.damaged.pt"]
+
+
+def test_a_folder_is_one_process_s_alone(whole, folder, toy_images):
+    copy = Path(shutil.copytree(whole, folder / "copy"))
+    for out in (copy, folder / "new"):
+        with held(out), pytest.raises(RecollectError, match=rf"{out} is in use by process {os.getpid()} on "):
+            run(toy_images, CONFIG, out=out, name="rotations", seeds=2)
+    assert memories(copy) == memories(whole)
+    run(toy_images, CONFIG, out=folder / "new", name="rotations", seeds=1, learners=["online"])
+
+
+def test_tasks_of_many_skipped_steps_say_so(folder, toy_images, monkeypatch):
+    """While it happens and at each task's end."""
+    advance = outer.advance
+    nothing = lambda state, value, *rest: advance(state, value if state.step % 2 else float("nan"), *rest)  # noqa: E731
+    monkeypatch.setattr(outer, "advance", nothing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(toy_images, changed(CONFIG, outer_per_batch=12), out="run", name="rotations", seeds=1, learners=["compress"])
+    words = [str(each.message) for each in caught]
+    assert [line[:33] for line in words] == [
+        f"task {t}: {n} outer steps were" for t in range(3) for n in ("10 of 19", "12 of 24")
+    ]
+    assert words[0].endswith("inner_lr is too large (0.03); try 0.015 (--inner-lr)")
 
 
 def test_killed_and_resumed(whole, folder, toy_npz):

@@ -8,7 +8,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,11 +24,12 @@ from recollect.decisions import resolve
 from recollect.distiller import Distiller
 from recollect.fast import passes
 from recollect.fast.engine import Engine
+from recollect.files import held
 from recollect.memory import recall
 from recollect.nets import Network
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import BACK, MOST_SKIPS, share
-from recollect.runs import Run, Stopped, load_checkpoint
+from recollect.runs import Run, Stopped, load_checkpoint, save_checkpoint
 
 module = sys.modules["recollect.distillation"]
 
@@ -152,13 +155,7 @@ def test_same_seed_same_bytes_also_when_resumed(changes, tmp_path):
     other = distill(toy(), changed(config, seed=1))
     assert not torch.equal(other.bases, whole.bases)
 
-    def stop_after_three(line):
-        if line["step"] == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(Stopped, match="step 3"):
-        distill(toy(), config, run=tmp_path / "parts", progress=stop_after_three)
-    assert load_checkpoint(Run(tmp_path / "parts").checkpoint_path)["state"]["step"] == 3
+    assert load_checkpoint(stopped(tmp_path / "parts", **changes))["state"]["step"] == 3
     assert (tmp_path / "parts" / "memory.safetensors").exists()
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
@@ -209,6 +206,71 @@ def test_killed_at_random_moments_and_resumed(tmp_path):
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 41))
     assert not list(folder.glob(".*tmp"))
+
+
+def stopped(folder: Path, **changes) -> Path:
+    """A run that was stopped after three steps; returns its checkpoint."""
+
+    def stop_after_three(line):
+        if line["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="step 3"):
+        distill(toy(), changed(CONFIG, **changes), run=folder, progress=stop_after_three)
+    return Run(folder).checkpoint_path
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": "3"}, {"step": None}, {"taken": 2.5}, {"norm": "0"}, {"norm": float("nan")}, {"skipped": -1}, {"tensors": None},
+        {"tensors": [torch.zeros(2)]}, {"average": [torch.zeros(2, 1, 4, 4), 7]}, {"optimiser": []}, {"optimiser": {"state": 1}},
+        {"optimiser": {"state": {0: {}}}}, {"optimiser": {"state": {7: {"step": 1, "exp_avg": 1, "exp_avg_sq": 1}}}},
+        {"optimiser": {"state": {0: dict.fromkeys(("step", "exp_avg", "exp_avg_sq"), torch.zeros(()))}}}, {"objective": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_state_of_wrong_types_is_one_clear_error(tmp_path, wrong):
+    path = stopped(tmp_path / "run", objective="regression" if "objective" in wrong else "unrolled")
+    saved = load_checkpoint(path)
+    saved["state"] |= wrong
+    save_checkpoint(path, saved)
+    config = changed(CONFIG, objective="regression" if "objective" in wrong else "unrolled")
+    with pytest.raises(RecollectError, match=r"checkpoint\.pt holds no state of this run \(\w+\): delete it"):
+        distill(toy(), config, run=tmp_path / "run", resume=True)
+
+
+def test_a_damaged_checkpoint_costs_some_steps_and_no_bytes(tmp_path):
+    """The one before it is gone on from; with one byte flipped, 0.1 made another memory."""
+    whole = distill(toy(), changed(CONFIG, checkpoint_seconds=0.0))
+    path = stopped(tmp_path / "run", checkpoint_seconds=0.0)
+    data = bytearray(path.read_bytes())
+    data[data.index(load_checkpoint(path)["state"]["tensors"][0].numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.warns(UserWarning, match="its checksum does not match"):
+        again = distill(toy(), changed(CONFIG, checkpoint_seconds=0.0), run=tmp_path / "run", resume=True)
+    assert torch.equal(again.bases, whole.bases)
+    assert [line["step"] for line in Run(tmp_path / "run").metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_another_number_of_threads_is_said(tmp_path):
+    path = stopped(tmp_path / "run")
+    saved = load_checkpoint(path)
+    assert saved["threads"] == 1
+    save_checkpoint(path, saved | {"threads": 2})
+    with pytest.warns(UserWarning, match=r"was begun with 2 threads, and goes on with 1: .*OMP_NUM_THREADS=2"):
+        distill(toy(), CONFIG, run=tmp_path / "run", resume=True)
+
+
+def test_a_run_is_one_process_s_alone(tmp_path):
+    """New or resumed, while another has its folder; nothing is written then."""
+    stopped(tmp_path / "run")
+    for folder in ("run", "new"):
+        with held(tmp_path / folder):
+            before = {path: path.read_bytes() for path in (tmp_path / folder).iterdir()}
+            with pytest.raises(RecollectError, match=rf"{folder} is in use by process {os.getpid()} on "):
+                distill(toy(), CONFIG, run=tmp_path / folder, resume=folder == "run")
+            assert {path: path.read_bytes() for path in (tmp_path / folder).iterdir()} == before
 
 
 @pytest.mark.parametrize("objective", ["unrolled", "regression"])
@@ -298,6 +360,30 @@ def test_a_gradient_that_exploded_is_skipped_and_counted(when, bang, monkeypatch
     assert others[1] == (norm if math.isnan(bang) else pytest.approx(1.1 * norm))
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["in a folder", "in memory"])
+def test_a_run_of_many_skipped_steps_says_so(kept, tmp_path, monkeypatch):
+    """While it happens, and at its end, with the setting and a value to try; a few are nobody's concern."""
+    clean, lines = Distiller.gradient, []
+
+    def gradient(self, state):
+        value, found = clean(self, state)
+        return (value if state.step % 2 else float("nan")), found
+
+    monkeypatch.setattr(Distiller, "gradient", gradient)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: caught.append((len(lines), str(message)))
+        distill(toy(), changed(CONFIG, outer_steps=44), progress=lines.append, run=tmp_path / "run" if kept else None)
+    steps, words = zip(*caught, strict=True)
+    assert steps == (19, 39, 44)
+    said = (
+        "of 44 outer steps were skipped, as their gradient was not usable: inner_lr is too large (0.01); try 0.005 (--inner-lr)"
+    )
+    assert words[-1] == f"22 {said}"
+    monkeypatch.setattr(Distiller, "gradient", clean)
+    distill(toy(), changed(CONFIG, outer_steps=3))  # a warning would be an error here
+
+
 def test_no_gradient_is_too_large_for_a_run_that_does_not_clip(monkeypatch):
     clean = Distiller.gradient
 
@@ -328,9 +414,15 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
         return (value if state.step < 3 else float("nan")), found
 
     monkeypatch.setattr(Distiller, "gradient", gradient)
-    with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*lower inner_lr \(0\.01\)"):
+    with (
+        pytest.raises(RecollectError, match=r"exploded 20 times in a row.*lower inner_lr \(0\.01\)"),
+        pytest.warns(UserWarning, match="10 of 13 outer steps were skipped"),
+    ):
         distill(toy(), changed(CONFIG, outer_steps=100), run=tmp_path / "run")
-    with pytest.raises(RecollectError, match=r"exploded 20 times in a row.*Give run="):
+    with (
+        pytest.raises(RecollectError, match=r"exploded 20 times in a row.*Give run="),
+        pytest.warns(UserWarning, match="skipped"),
+    ):
         distill(toy(), changed(CONFIG, outer_steps=100))
     memory = Memory.load(tmp_path / "run" / "memory.safetensors")
     assert memory.header.made["steps"] == 3 + MOST_SKIPS

@@ -11,6 +11,7 @@ from test_distillation import CONFIG, toy
 from recollect import RecollectError, Split, select
 from recollect.config import changed
 from recollect.evaluation import Evaluation
+from recollect.files import held
 
 module = sys.modules["recollect.selection"]
 SHORT = changed(CONFIG, outer_steps=2)
@@ -24,6 +25,15 @@ def test_tries_every_value_and_never_reads_the_test_split(tmp_path):
     for value in (2, 3, 4):
         config = json.loads((tmp_path / "s" / f"bases={value}" / "config.json").read_text())
         assert config["distill"]["bases"] == value
+
+
+def test_a_selection_and_its_runs_are_one_process_s_alone(tmp_path):
+    for place in (tmp_path / "s", tmp_path / "s" / "bases=2"):
+        with held(place), pytest.raises(RecollectError, match=rf"{place} is in use by process"):
+            select(
+                toy(), SHORT, "bases", [2, 3], run=tmp_path / "s", networks=2, resume=(tmp_path / "s" / "config.json").exists()
+            )
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_best_is_the_highest_mean(tmp_path, monkeypatch):

@@ -5,12 +5,15 @@ to).
 """
 
 import time
+import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from recollect import outer
 from recollect.config import DistillConfig, changed, preset, to_json
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
@@ -23,7 +26,17 @@ from recollect.memory import Memory
 from recollect.minutes import CHOSEN, MINUTES, afford
 from recollect.nets import Constructor, Network
 from recollect.outer import MOST_SKIPS, State
-from recollect.runs import Interrupted, Run, Signals, Stopped, check_same, load_checkpoint, save_checkpoint
+from recollect.runs import (
+    Interrupted,
+    Run,
+    Signals,
+    Stopped,
+    check_same,
+    check_threads,
+    load_checkpoint,
+    restoring,
+    save_checkpoint,
+)
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -62,31 +75,31 @@ def distill(
     own = _named(network=network, objective=objective, query=query)
     ways = query_of(config, images, query).ways or images.classes
     split, saved = training_split(images, config), None
-    folder = None if run is None else Run.open(run, "distill") if resume else Run(run)
     fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
-    if folder and resume:
-        config = changed(_as_begun(config, folder), **own)
-        saved = _resumable(folder, config, fingerprint)
-        if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
-            return Memory.load(folder.memory_path)
-    elif folder:
-        folder.refuse_if_used()
-    if folder and saved:
-        preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-    prepared = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+    with ExitStack() as alone_in:
+        folder = alone_in.enter_context(Run.working(run, "distill")) if run and resume else Run(run) if run else None
+        if folder and resume:
+            config = changed(_as_begun(config, folder), **own)
+            saved = _resumable(folder, config, fingerprint)
+            if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
+                return Memory.load(folder.memory_path)
+        elif folder:
+            folder.refuse_if_used()
+        if folder and saved:
+            preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
+        prepared = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
 
-    def make(config: DistillConfig) -> Distiller:
-        net = Network(network or config.inner.network, images.shape, ways)
-        return Distiller(images, config, prepared, net, objective, query)
+        def make(config: DistillConfig) -> Distiller:
+            net = Network(network or config.inner.network, images.shape, ways)
+            return Distiller(images, config, prepared, net, objective, query)
 
-    if config.budget.minutes is not None and not (folder and resume):
-        config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
-    config = changed(config, **own)
-    if folder and not resume:
-        folder = Run.create(folder.folder, "distill", {"data": data or {}, "distill": to_json(config)})
-    distiller = make(config)
-    _tell(distiller, say)
-    return _perform(folder, distiller, saved, fingerprint, _of(config, progress))
+        if config.budget.minutes is not None and not (folder and resume):
+            config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
+        config = changed(config, **own)
+        if folder and not resume:
+            settings = {"data": data or {}, "distill": to_json(config)}
+            folder = alone_in.enter_context(Run.working(folder.folder, "distill", settings))
+        return _perform(folder, make(config), saved, fingerprint, _of(config, progress), say)
 
 
 def _named(**given: object) -> dict[str, str]:
@@ -106,18 +119,26 @@ def _of(config: DistillConfig, progress: Progress | None) -> Progress:
 
 
 def _perform(
-    folder: Run | None, distiller: Distiller, saved: dict[str, Any] | None, fingerprint: str, progress: Progress
+    folder: Run | None,
+    distiller: Distiller,
+    saved: dict[str, Any] | None,
+    fingerprint: str,
+    progress: Progress,
+    say: Callable[[str], None],
 ) -> Memory:
     """All outer steps, from what was saved if anything was; kept in a folder, if there is one."""
+    _tell(distiller, say)
     state = distiller.begin()
-    if saved:
-        distiller.load(state, saved["state"])
     if not folder:
         with distiller.threads():
             trouble = _loop(distiller, state, progress, lambda: None, Signals())
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
+        _complain(state, distiller.config)
         return distiller.memory(state)
+    if saved:
+        with restoring(folder.checkpoint_path):
+            distiller.load(state, saved["state"])
     config, preprocess = distiller.config, distiller.stated
     if not state.step:
         preprocess.save_sidecar(folder.folder)
@@ -131,17 +152,25 @@ def _perform(
 
     def save() -> None:
         known = {"config": to_json(config), "data": fingerprint, "preprocessing": preprocess.to_json()}
+        known |= {} if distiller.draws_ahead else {"threads": torch.get_num_threads()}
         save_checkpoint(folder.checkpoint_path, known | {"state": distiller.to_dict(state)})
 
     with Signals().collected() as signals, distiller.threads():
+        check_threads(folder.folder, saved or {})
         trouble = _loop(distiller, state, record, save, signals)
-    save()
+        save()
     distiller.memory(state).save(folder.memory_path)
     if trouble:
         raise RecollectError(f"{trouble}. The last good memory is {folder.memory_path}")
     if state.step < config.budget.outer_steps:
         raise Stopped(signals.caught[0], folder.folder, state.step)
+    _complain(state, config)
     return Memory.load(folder.memory_path)
+
+
+def _complain(state: State, config: DistillConfig) -> None:
+    if words := outer.complaint(state, config.inner.lr):
+        warnings.warn(f"{words} (--inner-lr)", stacklevel=2)
 
 
 def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
@@ -176,6 +205,8 @@ def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[
                 f"the outer gradient exploded {MOST_SKIPS} times in a row, up to outer step {state.step}: lower "
                 f"inner_lr ({config.inner.lr}), outer_lr ({config.outer.lr}) or inner_steps ({config.inner.steps})"
             )
+        if line["loss"] is None and outer.is_round(state.skipped):
+            _complain(state, config)
         if time.monotonic() - saved_at >= config.run.checkpoint_seconds:
             save()
             saved_at = time.monotonic()
@@ -185,8 +216,10 @@ def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[
 def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str, Any] | None:
     """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
     folder.check(config)
-    saved = load_checkpoint(folder.checkpoint_path, "config", "data", "preprocessing", "state")
+    saved = load_checkpoint(folder.checkpoint_path, config=dict, data=str, preprocessing=dict, state=dict)
     if saved:
+        with restoring(folder.checkpoint_path):
+            outer.check_numbers(saved["state"])
         check_same(folder.folder, saved["config"], config)
     if saved and saved["data"] != fingerprint:
         raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")

@@ -1,17 +1,25 @@
-"""Writing files so that nothing is ever half written: a new name first, then one rename."""
+"""Writing files so that nothing is ever half written (a new name first, then one rename), and folders that one process has
+for itself."""
 
 import contextlib
 import errno
 import hashlib
 import json
 import os
+import re
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from recollect.errors import RecollectError
 
+LOCK = ".lock"  # in a folder that is held: by whom
+
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, or leave it as it was: a reader never sees anything between."""
+    """Replace `path` by `data`, or leave it as it was: a reader never sees anything between, and a power cut loses nothing."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -21,10 +29,86 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        settle(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise unwritable(path, error) from error
+
+
+def settle(folder: Path) -> None:
+    """Renames in a folder outlast a power cut, where the system can promise it."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def write_through(path: Path, data: bytes) -> None:
+    """Write where a user's own path leads: a link is followed and stays, a device, a pipe or an open file gets the bytes."""
+    path = Path(path)
+    for _ in range(40):  # as many links as Linux follows
+        if not path.is_symlink() or _is_open(path):
+            break
+        path = path.parent / os.readlink(path)
+    else:
+        raise unwritable(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+    if not _is_open(path) and (not path.exists() or path.is_file()):
+        return write_atomically(path, data)
+    try:
+        with open(path, "ab") as file:
+            file.write(data)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _is_open(path: Path) -> bool:
+    """Whether it is another name of a file that this process has open, as /dev/stdout is."""
+    return os.path.realpath(path.parent).startswith(("/proc/", "/dev/fd"))
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder is this process's alone until this ends, or until the process does; otherwise the error says whose it is."""
+    path, file = Path(folder) / LOCK, None
+    while file is None:
+        file = _locked(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(file)
+
+
+def _locked(path: Path) -> int | None:
+    """The open lock, with our name in it; None if its last holder took the file away meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(file, 300))
+        os.close(file)
+        holder = written[0].decode() if written else "another process"
+        raise RecollectError(f"{path.parent} is in use by {holder}: wait for it, stop it, or give another folder") from None
+    except OSError as error:  # a file system without locks
+        warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): keep other processes out of it", stacklevel=3)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(file), os.stat(path)):
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            return file
+    os.close(file)
+    return None
 
 
 def unwritable(path: Path, error: OSError) -> RecollectError:

@@ -18,6 +18,7 @@ MOST_SKIPS = 20  # outer steps in a row without a finite gradient before a run s
 WILD = 20.0  # times its running norm: an outer gradient larger than that came from an inner loop that diverged
 JUMP = 2.0  # times itself: more than that a single gradient does not count in the running norm
 BACK = 0.2  # of the way back to the average, where there is no usable gradient
+MANY, FEW = 0.1, 10  # of the steps so far that were skipped, and steps: more than both is said
 NUMBERS = ("step", "taken", "norm", "skipped", "not_finite")
 
 
@@ -57,14 +58,42 @@ class State:
         return {name: getattr(self, name) for name in NUMBERS} | tensors | {"optimiser": self.optimiser.state_dict()}
 
     def load(self, saved: dict[str, Any]) -> None:
+        """What to_dict gave; a TypeError, or another one, for anything else."""
+        numbers = check_numbers(saved)
         with torch.no_grad():
             for name in ("tensors", "average"):
                 for mine, theirs in zip(getattr(self, name), saved[name], strict=True):
+                    _check_like(theirs, mine)
                     mine.copy_(theirs)
-        self.optimiser.load_state_dict(saved["optimiser"])
-        older = {"taken": saved["step"] - saved["skipped"], "not_finite": 0}  # what 0.1 did not write
-        for name in NUMBERS:
-            setattr(self, name, saved.get(name, older.get(name)))
+        _load_optimiser(self.optimiser, self.learned, saved["optimiser"]["state"])
+        vars(self).update(numbers)
+
+
+def check_numbers(saved: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a saved state, those of 0.1 too; a TypeError where one is none."""
+    known = {"taken": saved["step"] - saved["skipped"], "not_finite": 0} | saved  # what 0.1 did not write
+    numbers = {name: known[name] for name in NUMBERS}
+    for name, value in numbers.items():
+        if type(value) is not (float if name == "norm" else int) or not value >= 0:
+            raise TypeError(f"{name} is {value!r}")
+    return numbers
+
+
+def _check_like(theirs: object, mine: Tensor) -> None:
+    if not (isinstance(theirs, Tensor) and theirs.shape == mine.shape and theirs.dtype == mine.dtype):
+        raise TypeError(f"a tensor like {list(mine.shape)} is expected")
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, learned: Sequence[Tensor], saved: dict[int, dict[str, Any]]) -> None:
+    """What it keeps of each tensor; torch would take anything, and fail in a step."""
+    names = {"momentum_buffer"} if isinstance(optimiser, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    for place, kept in saved.items():
+        if kept.keys() != names:
+            raise TypeError(f"the optimiser keeps {sorted(names)}")
+        for name, value in kept.items():
+            if name != "momentum_buffer" or value is not None:
+                _check_like(value, torch.zeros(()) if name == "step" else learned[place])
+    optimiser.load_state_dict({"state": saved, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
 def begin(bases: Tensor, addressing: Tensor, encoder: Params, config: OuterStep, encoder_lr: float = 0.0) -> State:
@@ -118,6 +147,21 @@ def advance(state: State, value: float, gradients: Sequence[Tensor], config: Out
     for mean, now in zip(state.average, state.tensors, strict=True):
         mean.lerp_(now.detach(), 1 - decay)
     return {"step": state.step, "loss": value, "norm": norm, "lr": config.lr * rate, "skipped": state.skipped}
+
+
+def complaint(state: State, inner_lr: float) -> str | None:
+    """What to say of a memory of which many outer steps were skipped."""
+    if state.skipped < FEW or state.skipped <= MANY * state.step:
+        return None
+    return (
+        f"{state.skipped} of {state.step} outer steps were skipped, as their gradient was not usable: inner_lr is too large "
+        f"({inner_lr:g}); try {inner_lr / 2:g}"
+    )
+
+
+def is_round(count: int) -> bool:
+    """FEW, twice as many, and so on: when something is said again."""
+    return count % FEW == 0 and (count // FEW).bit_count() == 1
 
 
 @torch.no_grad()

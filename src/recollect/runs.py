@@ -2,17 +2,23 @@
 
     config.json        the kind (distill, select, continual) and the settings; 0.1 had select.json and continual.json
     environment.json   versions, device and commit
-    metrics.jsonl, checkpoint.pt, memory.safetensors, evaluation.json     of a distillation
+    metrics.jsonl, checkpoint.pt, checkpoint.previous.pt, memory.safetensors     of a distillation
+    .lock              while a process works in it: which
 
-Everything is written atomically, or line by line; a folder that already holds a run is never written over.
+Everything is written atomically, or line by line; a folder that already holds a run is never written over, and one process at
+a time works in it.
 """
 
 import io
 import json
+import os
+import pickle
 import platform
 import signal
 import subprocess
 import threading
+import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,7 +30,7 @@ import torch
 import recollect
 from recollect.config import renewed, to_json
 from recollect.errors import RecollectError, unknown
-from recollect.files import read_json, unwritable, write_atomically, write_json
+from recollect.files import held, read_json, sha256, unwritable, write_atomically, write_json
 
 KINDS: dict[str, dict[str, type]] = {
     "distill": {"data": dict, "distill": dict},
@@ -34,6 +40,8 @@ KINDS: dict[str, dict[str, type]] = {
 """what the settings of each kind have: `data` is how the images were loaded"""
 FILES = {"config.json": "distill", "select.json": "select", "continual.json": "continual"}
 """where settings may stand, and of which kind they are if they do not say (as in 0.1)"""
+MARK = b"recollect checkpoint, sha256 "
+"""how a checkpoint begins: a line with the checksum of what follows, which is torch's; 0.1 had none"""
 
 
 class Stopped(Exception):
@@ -84,7 +92,8 @@ class Run:
 
     def refuse_if_used(self) -> None:
         """Before anything is computed: a folder with a run in it is not written over."""
-        if self.is_begun or any(map(Path.exists, (self.metrics_path, self.checkpoint_path, self.memory_path))):
+        kept = (self.metrics_path, self.checkpoint_path, previous(self.checkpoint_path), self.memory_path)
+        if self.is_begun or any(map(Path.exists, kept)):
             raise RecollectError(
                 f"{self.folder} already holds a run: resume it (recollect resume {self.folder}) or give another folder (--out)"
             )
@@ -93,6 +102,15 @@ class Run:
         nearest = next(filter(Path.exists, self.folder.absolute().parents))
         if not nearest.is_dir():
             raise RecollectError(f"cannot write {self.folder}: {nearest.name} is a file")
+
+    @staticmethod
+    @contextmanager
+    def working(folder: "Path | str", kind: str, settings: dict[str, Any] | None = None) -> Iterator["Run"]:
+        """A new run of these settings, or, without any, one that was begun: this process's alone meanwhile."""
+        run = Run(folder)
+        _ = Run.open(folder, kind) if settings is None else run.refuse_if_used()
+        with held(run.folder):
+            yield run if settings is None else Run.create(folder, kind, settings)
 
     @property
     def is_begun(self) -> bool:
@@ -158,24 +176,104 @@ def check_same(where: Path, begun: dict[str, Any], config: Any, **others: Any) -
             )
 
 
+def previous(path: Path) -> Path:
+    """Where the checkpoint before this one is kept."""
+    return path.with_suffix(".previous.pt")
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """With its checksum; the one before it is kept beside it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_atomically(path, buffer.getvalue())
+    data = buffer.getvalue()
+    if path.exists():
+        _keep(path, previous(path))
+    write_atomically(path, MARK + sha256(data).encode() + b"\n" + data)
 
 
-def load_checkpoint(path: Path, *parts: str) -> dict[str, Any] | None:
-    """A checkpoint with these parts, or None. Only tensors, numbers, strings and containers of them are ever unpickled."""
-    if not path.exists():
-        return None
+def _keep(path: Path, name: Path) -> None:
+    """Give a file a second name, in the place of what had it: at every moment it has one."""
+    link = name.with_name(f".{name.name}.{os.getpid()}.tmp")
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        return found | {part: found[part] for part in parts}
-    except Exception as error:  # torch has many for a damaged file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        os.replace(link, name)
+        link.unlink(missing_ok=True)  # left where both were the same file already
+    except OSError:  # a file system without links
+        os.replace(path, name)
+
+
+def load_checkpoint(path: Path, **parts: type) -> dict[str, Any] | None:
+    """A checkpoint with these parts, or None; where it is damaged, the one before it. Only tensors, numbers, strings and
+    containers of them are ever unpickled."""
+    wrong: list[str] = []
+    for place in (path, previous(path)):
+        if not place.exists():
+            continue
+        try:
+            found = _read_checkpoint(place, parts)
+        except _Damaged as error:
+            wrong.append(f"{place} cannot be read ({error})")
+            continue
+        if wrong:
+            warnings.warn(f"{wrong[0]}: going on from the checkpoint before it, {place.name}", stacklevel=2)
+            os.replace(path, path.with_suffix(".damaged.pt"))
+            _keep(place, path)
+        return found
+    if wrong:
+        which = "both" if wrong[1:] else "it"
+        raise RecollectError(f"{'; '.join(wrong)}: delete {which} to start this run, or these tasks, from the beginning")
+    return None
+
+
+class _Damaged(Exception):
+    """A checkpoint that cannot be used, and why."""
+
+
+def _read_checkpoint(path: Path, parts: dict[str, type]) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+        if data.startswith(MARK):
+            mark, _, data = data.partition(b"\n")
+            if mark != MARK + sha256(data).encode():
+                raise _Damaged("its checksum does not match")
+        elif zipfile.ZipFile(io.BytesIO(data)).testzip():  # 0.1's: torch does not look at the archive's own checksums
+            raise _Damaged("a part of it is damaged")
+        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise _Damaged("it holds other things than tensors, numbers and words") from None
+    except OSError as error:
+        raise _Damaged(error.strerror or "no file") from None
+    except Exception as error:  # torch and zipfile have many for a damaged file
+        raise error if isinstance(error, _Damaged) else _Damaged("it is no whole checkpoint") from None
+    for part, kind in parts.items():
+        if not (isinstance(found, dict) and isinstance(found.get(part), kind)):
+            raise _Damaged(f"it has no '{part}' of type {kind.__name__}")
+    return found
+
+
+@contextmanager
+def restoring(path: Path) -> Iterator[None]:
+    """While what a checkpoint holds is put in place: whatever does not fit is one clear error."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, RecollectError):
+            raise
         raise RecollectError(
-            f"{path} cannot be read ({reason}): delete it to start this run, or these tasks, from the beginning"
-        ) from None
+            f"{path} holds no state of this run ({type(error).__name__}): delete it to start from the beginning"
+        ) from error
+
+
+def check_threads(where: Path, saved: dict[str, Any]) -> None:
+    """A note where a run goes on with another number of threads: a ConvNet's sums round otherwise then."""
+    before, now = saved.get("threads"), torch.get_num_threads()
+    if isinstance(before, int) and before != now:
+        warnings.warn(
+            f"{where} was begun with {before} threads, and goes on with {now}: its bytes will differ in the last digits "
+            f"(the same: OMP_NUM_THREADS={before})",
+            stacklevel=2,
+        )
 
 
 def _metrics_line(line: bytes) -> dict[str, Any] | None:

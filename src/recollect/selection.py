@@ -62,22 +62,22 @@ def select(
     config = config or DistillConfig()
     values = _checked(config, field, list(values), images)
     settings = {"data": data or {}, "distill": to_json(config), "field": field, "values": values, "networks": networks}
-    begun = Run.open(run, "select") if resume else Run.create(run, "select", settings)
-    begun.check(config, data=settings["data"], field=field, values=values, networks=networks)
-    files = [begun.folder / f"{field}={str(value).replace('/', '_')}.json" for value in values]
-    for file, result in zip(files, begun.settings.get("results", []), strict=False):  # where 0.1 wrote them
-        if not file.is_file():
-            write_json(file, result)
-    jobs = []
-    for value, file in zip(values, files, strict=True):
-        chosen = changed(config, **{field: value})
-        arguments = images, chosen, f"{field} {value}", file, networks, {"network": network, "data": data}
-        jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
-    try:
-        (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
-    finally:
-        results = [read_json(file) for file in takewhile(Path.is_file, files)]
-        write_json(begun.folder / FILE, settings | {"results": results})
+    with Run.working(run, "select", None if resume else settings) as begun:
+        begun.check(config, data=settings["data"], field=field, values=values, networks=networks)
+        files = [begun.folder / f"{field}={str(value).replace('/', '_')}.json" for value in values]
+        for file, result in zip(files, begun.settings.get("results", []), strict=False):  # where 0.1 wrote them
+            if not file.is_file():
+                write_json(file, result)
+        jobs = []
+        for value, file in zip(values, files, strict=True):
+            chosen = changed(config, **{field: value})
+            arguments = images, chosen, f"{field} {value}", file, networks, {"network": network, "data": data}
+            jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
+        try:
+            (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
+        finally:
+            results = [read_json(file) for file in takewhile(Path.is_file, files)]
+            write_json(begun.folder / FILE, settings | {"results": results})
     return Selection(field, values[: len(results)], list(map(Evaluation.from_json, results)))
 
 

@@ -94,7 +94,11 @@ class Reservoir:
         return {name: getattr(self, name) for name in KEPT} | {"generator": self.generator.get_state()}
 
     def load(self, saved: dict[str, Any]) -> None:
-        vars(self).update({name: saved[name] for name in KEPT})
+        for name in KEPT[:3]:
+            mine, theirs = getattr(self, name), saved[name]
+            if theirs.shape != mine.shape or (name != "images" and theirs.dtype != mine.dtype):
+                raise TypeError(f"{name} of a reservoir like {list(mine.shape)} are expected")
+        vars(self).update({name: saved[name] for name in KEPT} | {"seen": int(saved["seen"])})
         self.generator.set_state(saved["generator"])
 
 

@@ -5,6 +5,7 @@ memory does not depend on which tasks were beside it. The objective and the oute
 No network is ever trained on the stream.
 """
 
+import warnings
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from threading import get_ident
@@ -150,9 +151,12 @@ class Compressor:
             for state, images, batch, reservoir in zip(self.states, recalled, batches, self.reservoirs, strict=True)
         ]
         steps = self.config.buffer.outer_per_batch * (self.batches - self.waits)
-        for state, images, found in zip(self.states, recalled, gradients(self.objective, problems), strict=True):
+        values = gradients(self.objective, problems)
+        for task, state, images, found in zip(self.tasks, self.states, recalled, values, strict=True):
             by_learned = torch.autograd.grad(images, state.learned, found.images)
-            outer.advance(state, float(found.value), by_learned, self.config.outer, steps)
+            line = outer.advance(state, float(found.value), by_learned, self.config.outer, steps)
+            if line["loss"] is None and outer.is_round(state.skipped):
+                self._complain(task, state)
         self.step += 1
 
     def _span(self, state: State) -> Tensor | None:
@@ -185,6 +189,8 @@ class Compressor:
 
     def memories(self) -> list[Memory]:
         """What has been distilled, task by task; with it the real samples are gone."""
+        for task, state in zip(self.tasks, self.states, strict=True):
+            self._complain(task, state)
         found = [self._memory(task, state) for task, state in zip(self.tasks, self.states, strict=True)]
         for task, memory, buffer in zip(self.tasks, found, self.buffers, strict=True):
             buffer.store(memory.floats)
@@ -213,6 +219,10 @@ class Compressor:
         memory.fitted = stream.preprocess
         return memory
 
+    def _complain(self, task: int, state: State) -> None:
+        if words := outer.complaint(state, self.config.inner.lr):
+            warnings.warn(f"task {task}: {words} (--inner-lr)", stacklevel=2)
+
     def to_dict(self) -> dict[str, Any]:
         """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""
         kept = {"reservoirs": [r.to_dict() for r in self.reservoirs], "logs": [b.log for b in self.buffers]}
@@ -220,7 +230,7 @@ class Compressor:
         return {"tasks": list(self.tasks), "step": self.step, "seen": self.seen, "states": states} | kept
 
     def load(self, saved: dict[str, Any]) -> None:
-        self.step, self.seen = saved["step"], saved["seen"]
+        self.step, self.seen = map(int, (saved["step"], saved["seen"]))
         for place in range(len(self.tasks)):
             self.states[place].load(saved["states"][place])
             self.reservoirs[place].load(saved["reservoirs"][place])

@@ -13,12 +13,14 @@ What is finished is never computed again, and everything is written atomically: 
 import io
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recollect import fast
 from recollect.config import to_json
@@ -31,11 +33,11 @@ from recollect.continual.streams import Stream
 from recollect.data.images import Images
 from recollect.devices import find_device
 from recollect.errors import RecollectError
-from recollect.files import read_json, sha256, write_atomically, write_json
+from recollect.files import LOCK, read_json, sha256, write_atomically, write_json
 from recollect.jobs import Executor, Job, Processes, Tell
 from recollect.memory import Memory
 from recollect.nets import Network
-from recollect.runs import Run, environment, load_checkpoint, save_checkpoint
+from recollect.runs import Run, check_threads, environment, load_checkpoint, previous, restoring, save_checkpoint
 
 OURS = ("compress", "union")  # learners that need memories
 
@@ -121,14 +123,14 @@ def run(
         account(stream, config, stream.tasks)
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     others = {"stream": name, "images": fingerprint(images)}
-    _begin(Run(out), config, others, {"data": data or {}, "config": to_json(config), **others, "how": how})
-    phases = _jobs(setting, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
-    total = seeds * stream.tasks * len({*learners} | ({"compress"} if needs_memories else set()))
-    due = sum(job.units for jobs in phases for job in jobs)
-    tell = progress(total, total - due) if progress else lambda what, amount: None
-    for jobs in phases:
-        (executor or Processes(workers)).run(jobs, tell)
-    return _finished(setting)
+    with _begun(Run(out), config, others, {"data": data or {}, "config": to_json(config), **others, "how": how}):
+        phases = _jobs(setting, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
+        total = seeds * stream.tasks * len({*learners} | ({"compress"} if needs_memories else set()))
+        due = sum(job.units for jobs in phases for job in jobs)
+        tell = progress(total, total - due) if progress else lambda what, amount: None
+        for jobs in phases:
+            (executor or Processes(workers)).run(jobs, tell)
+        return _finished(setting)
 
 
 def fingerprint(images: Images) -> str:
@@ -136,15 +138,23 @@ def fingerprint(images: Images) -> str:
     return sha256(*(part.numpy().tobytes() for split in splits for part in (split.images, split.labels)))
 
 
-def _begin(run: Run, config: ContinualConfig, others: dict[str, Any], settings: dict[str, Any]) -> None:
-    """A new folder, or one that was begun with the same config and others (stream, images); the rest may differ."""
-    if run.is_begun and run.kind == "continual":
+@contextmanager
+def _begun(run: Run, config: ContinualConfig, others: dict[str, Any], settings: dict[str, Any]) -> Iterator[None]:
+    """A new folder, or one that was begun with the same config and others (stream, images); the rest may differ. It is this
+    process's alone meanwhile."""
+    if not (run.is_begun and run.kind == "continual"):
+        known = {"environment.json", LOCK}
+        if run.folder.exists() and (not run.folder.is_dir() or {*os.listdir(run.folder)} - known):
+            raise RecollectError(f"{run.folder} holds something else: give another folder (--out)")
+        with Run.working(run.folder, "continual", settings):
+            yield
+        return
+    with Run.working(run.folder, "continual"):
         run.check(config, **others)
         run.write("continual", settings)
-    elif run.folder.exists() and (not run.folder.is_dir() or {*os.listdir(run.folder)} - {"environment.json"}):
-        raise RecollectError(f"{run.folder} holds something else: give another folder (--out)")
-    else:
-        Run.create(run.folder, "continual", settings)
+        for leftover in run.folder.glob("seed-*/**/.*.tmp"):  # of a kill
+            leftover.unlink(missing_ok=True)
+        yield
 
 
 def _jobs(setting: Setting, seeds: int, learners: Sequence[str], together: int) -> tuple[list[Job], list[Job]]:
@@ -217,10 +227,13 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
     stream = setting.stream(seed)
     compressor = Compressor(stream, setting.config, tasks, setting.device)
     checkpoint = setting.path(seed, f"compress/tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")
-    saved, before = load_checkpoint(checkpoint, "tasks"), 0.0
+    saved, before = load_checkpoint(checkpoint, tasks=list), 0.0
+    threads = {} if setting.device != "cpu" else {"threads": torch.get_num_threads()}
     if saved and tuple(saved["tasks"]) == tasks and "states" in saved:  # 0.1 had another form: these tasks begin anew
-        compressor.load(saved)
-        before = saved.get("seconds", 0.0)
+        with restoring(checkpoint):
+            compressor.load(saved)
+            before = float(saved.get("seconds", 0.0))
+        check_threads(checkpoint.parent, saved if threads else {})
     streams = [stream.task(task) for task in tasks]
     for task in streams:
         task.skip(compressor.seen)
@@ -231,13 +244,14 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
         tell(what, len(tasks) / compressor.batches)
         if time.perf_counter() - saved_at >= setting.checkpoint_seconds:
             saved_at = time.perf_counter()
-            save_checkpoint(checkpoint, compressor.to_dict() | {"seconds": before + saved_at - began})
+            save_checkpoint(checkpoint, compressor.to_dict() | threads | {"seconds": before + saved_at - began})
     seconds = before + time.perf_counter() - began
     for task, memory, buffer in zip(tasks, compressor.memories(), compressor.buffers, strict=True):
         told = {"tasks_side_by_side": len(tasks), "seconds_of_all": round(seconds, 2), "log": buffer.log}
         write_json(setting.account(seed, task), told)
         memory.save(setting.memory(seed, task))
-    checkpoint.unlink(missing_ok=True)
+    for path in (previous(checkpoint), checkpoint):
+        path.unlink(missing_ok=True)
 
 
 def _finished(setting: Setting) -> list[Result]:
