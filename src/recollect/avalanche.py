@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, StackDataset
 
 from recollect.continual.config import ContinualConfig, check
@@ -99,14 +99,11 @@ class _Tasks(Stream):
         self.tasks, self.angles = len(experiences), None
         self.classes = max(map(max, self.task_classes)) + 1
         self.class_names = tuple(map(str, range(self.classes)))
-        self.preprocess = preprocess or as_pixels(self.shape[0])
+        self.preprocess, self.prepare = preprocess or as_pixels(self.shape[0]), nn.Identity()  # they come prepared
         self._batches = [-(-len(each.dataset) // config.stream.batch) for each in experiences]
 
     def batches(self, number: int) -> int:
         return self._batches[number]
-
-    def prepare(self, images: Tensor) -> Tensor:
-        return images  # they came prepared
 
 
 def _shape(image: Any) -> Shape:

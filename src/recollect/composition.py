@@ -116,21 +116,25 @@ def compose(parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Ima
     first = memories[0]
     moved = {id(memory): _alike(first, memory, called) for memory in memories[1:]}
     fits = first.preprocess(next((each for each in datasets if each.name == first.header.dataset), None))
-    most = max(len(memory.addressing) for memory in memories)
     recalls, sources = [], []
     for part in chosen:
         recalled, _ = part.memory.recall(part.labels)
         theirs = moved.get(id(part.memory))
         recalled = recalled if theirs is None else fits(theirs.undo(recalled) * 255)
-        by_class = recalled.unflatten(0, (len(part.labels), -1))  # [Q, r, C, H, W]
-        recalls.append(by_class[:, torch.arange(most) % by_class.shape[1]].flatten(0, 1))
+        recalls += recalled.unflatten(0, (len(part.labels), -1))  # [r, C, H, W] of each class
         dataset = part.memory.header.dataset
         sources += [Source(called[id(part.memory)], dataset, name) for name in part.names]
-    labels = torch.arange(len(sources)).repeat_interleave(most)
     brought = [called[key] for key, theirs in moved.items() if theirs is not None]
     notice = f"{', '.join(brought)} brought to the mean and deviation of {called[id(first)]}" if brought else ""
     names = _class_names(sources)
-    return Composition(torch.cat(recalls), labels, names, fits, memory_recipe(first), tuple(sources), notice)
+    return Composition(*_as_many(recalls), names, fits, memory_recipe(first), tuple(sources), notice)
+
+
+def _as_many(recalls: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What is recalled of each class as images and labels, the same number of each: fewer are repeated."""
+    most = max(map(len, recalls))
+    images = torch.cat([some[torch.arange(most) % len(some)] for some in recalls])
+    return images, torch.arange(len(recalls)).repeat_interleave(most)
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -207,11 +211,8 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", imag
     preprocess = memory.preprocess(images)
     with torch.no_grad():
         recalled = [memory.recall(memory.encode(preprocess(pixels)))[0] for pixels in pictures]
-    most = max(map(len, recalled))
-    answer = torch.cat([some[torch.arange(most) % len(some)] for some in recalled])
-    labels = torch.arange(len(groups)).repeat_interleave(most)
     sources = tuple(Source(memory.name, memory.header.dataset, name) for name in groups)
-    return Composition(answer, labels, tuple(groups), preprocess, memory_recipe(memory), sources, "; ".join(notices))
+    return Composition(*_as_many(recalled), tuple(groups), preprocess, memory_recipe(memory), sources, "; ".join(notices))
 
 
 def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory) -> tuple[Tensor, str]:

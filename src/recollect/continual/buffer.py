@@ -46,15 +46,14 @@ class Buffer:
 
     def store(self, floats: int) -> None:
         """A finished memory, for good."""
-        if floats > self.share:
-            raise AssertionError(f"a memory of {floats} floats does not fit a share of {self.share}")
+        assert floats <= self.share, f"a memory of {floats} floats does not fit a share of {self.share}"
         self.memories += floats
 
     def note(self, task: int, batch: int, samples: int) -> None:
         """After each batch, and each task: the account holds."""
         kept = samples * self.sample
-        if kept + self.memories > self.total:
-            raise AssertionError(f"{kept} floats of samples and {self.memories} of memories exceed {self.total}")
+        exceeds = f"{kept} floats of samples and {self.memories} of memories exceed {self.total}"
+        assert kept + self.memories <= self.total, exceeds
         line = {"samples": samples, "sample_floats": kept, "memory_floats": self.memories, "total": self.total}
         if not self.log or any(self.log[-1][name] != value for name, value in line.items()):
             self.log.append({"task": task, "batch": batch} | line)

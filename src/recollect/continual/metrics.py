@@ -9,7 +9,7 @@ R[i][t] is the accuracy on task t after task i, and None for t > i, tasks yet to
     forgetting = mean over t < T-1 of max over i < T-1 of R[i][t], less R[T-1][t]
 """
 
-import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,6 +87,4 @@ class Spread:
 def spread(values: Sequence[float]) -> Spread:
     if not values:
         raise RecollectError("a mean of no values: run at least one seed")
-    mean = sum(values) / len(values)
-    square = sum((value - mean) ** 2 for value in values)
-    return Spread(mean, math.sqrt(square / (len(values) - 1)) if len(values) > 1 else 0.0, len(values))
+    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))

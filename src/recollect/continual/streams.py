@@ -86,6 +86,8 @@ class Stream:
         normalised = config.stream.preprocess == "normalise"
         self.preprocess = Preprocess.fit(images.train.images) if normalised else as_pixels(images.shape[0])
         """two numbers a channel, which the baselines' code takes as known too"""
+        self.prepare: Callable[[Tensor], Tensor] = self.preprocess
+        """images as a network sees them"""
         self.task_classes = self._task_classes(groups)
         """for each task the labels that it has"""
         self.tasks = len(self.task_classes)
@@ -107,10 +109,6 @@ class Stream:
     def masks(self) -> Tensor:
         """bool [tasks, classes]: which labels each task has."""
         return torch.stack([torch.isin(torch.arange(self.classes), torch.tensor(labels)) for labels in self.task_classes])
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """As a network sees them."""
-        return self.preprocess(images)
 
     def batches(self, number: int) -> int:
         """Batches of a task."""

@@ -21,6 +21,7 @@ from recollect.nets import Network
 
 Compute = Literal["auto", "bf16", "tf32", "fp32"]
 MOST_IMAGES = 4096  # in one pass of the ConvNet's kernels, whose offsets are 32-bit
+NO_TRITON = "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
 NO_NUMBA = "numba is not installed, which the ConvNet's kernels on a CPU are written in (pip install numba)"
 _said: set[str] = set()
 
@@ -41,7 +42,7 @@ def passes(
     if major < 8 and wanted != "fp32":
         _say(f"{torch.cuda.get_device_name(device)} has neither bf16 nor TF32 (compute capability {major}): computing in fp32")
         wanted = "fp32"
-    reason = _unfit(network)
+    reason = layout.unfit(network) if importlib.util.find_spec("triton") else NO_TRITON
     if reason is None:
         from recollect.fast.convnet import ConvNet
 
@@ -97,12 +98,6 @@ def any_network(network: Network, compile: bool = False) -> General:
     from recollect.fast.compiled import compiled  # takes a second to import
 
     return General(network, compiled(network.loss))
-
-
-def _unfit(network: Network) -> str | None:
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
-    return layout.unfit(network)
 
 
 def _say(line: str) -> None:
