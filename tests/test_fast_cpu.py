@@ -219,9 +219,8 @@ def test_passes(name, case):
     vector = flat.pack(params)
     slope, value = exact.judge(double(params), images.double(), labels)
     curvature, by_images = exact.adjoint(double(params), images.double(), labels, double(mu))
-    found, loss = flat.judge(vector, images, labels)
-    moved, by_seen = flat.adjoint(vector, images, labels, flat.pack(mu))
-    assert torch.equal(flat.gradient(vector, images, labels), found)
+    found, loss, moved, by_seen = passed(flat, params, images, labels, mu)
+    assert torch.equal(flat.gradient(vector[None], images[None], labels[None])[0], found)
     assert distance(loss, value) < TOLERANCE[name]
     assert distance(found, flat.pack(slope).double()) < LOOSE[name]
     assert distance(moved, flat.pack(curvature).double()) < LOOSE[name]
@@ -229,8 +228,8 @@ def test_passes(name, case):
 
 
 def passed(flat: CpuConvNet, params, images: Tensor, labels: Tensor, mu) -> list[Tensor]:
-    vector = flat.pack(params)
-    return [*flat.judge(vector, images, labels), *flat.adjoint(vector, images, labels, flat.pack(mu))]
+    given = flat.pack(params)[None], images[None], labels[None]
+    return [each[0] for each in (*flat.judge(*given), *flat.adjoint(*given, flat.pack(mu)[None]))]
 
 
 @pytest.mark.parametrize("name", PRECISIONS)

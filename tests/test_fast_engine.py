@@ -500,7 +500,7 @@ def test_pieces_are_the_whole(most, passes):
     images = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
     labels = torch.arange(7, device=DEVICE) % 3
     vector, mu = pieces.pack(params), pieces.pack(mlp(1)[1])
-    given = (vector, images, labels)
+    given, mu = (vector[None], images[None], labels[None]), mu[None]
     assert distance(pieces.gradient(*given), whole.gradient(*given)) < 1e-12
     for found, expected in zip(pieces.judge(*given), whole.judge(*given), strict=True):
         assert distance(found, expected) < 1e-12

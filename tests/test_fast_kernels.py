@@ -356,13 +356,17 @@ def agree(net: ConvNet, found: Tensor, expected: dict[str, Tensor], tolerance: f
     assert torch.equal(again, found), "the padding of the first weights is not zero"
 
 
+def passed(flat: ConvNet | Pieces, params, images: Tensor, labels: Tensor, mu) -> list[Tensor]:
+    """What judge and adjoint give of one network."""
+    given = flat.pack(params)[None], images[None], labels[None]
+    return [each[0] for each in (*flat.judge(*given), *flat.adjoint(*given, flat.pack(mu)[None]))]
+
+
 def compare(name: str, network: str, shape: tuple[int, int, int], classes: int, count: int) -> None:
     net, params, images, labels, mu = setting(network, shape, classes, count, name)
     fast, reference = ConvNet(net, name), unroll.eager(net.loss)
-    vector = fast.pack(params)
     with precision(name), poisoned():
-        slope, loss = fast.judge(vector, images, labels)
-        curvature, by_images = fast.adjoint(vector, images, labels, fast.pack(mu))
+        slope, loss, curvature, by_images = passed(fast, params, images, labels, mu)
     expected_slope, expected_loss = reference.judge(exact(params), images.double(), labels)
     expected = reference.adjoint(exact(params), images.double(), labels, exact(mu))
     assert distance(loss, expected_loss) < LOOSE[name]
@@ -388,7 +392,7 @@ def test_more_images_than_a_tile():
     net, params, images, labels, _ = setting("convnet:width=16,depth=1", (1, 8, 8), 5, 18)
     fast = ConvNet(net, "fp32")
     with precision("fp32"), poisoned():
-        slope, loss = fast.judge(fast.pack(params), images, labels)
+        (slope,), (loss,) = fast.judge(fast.pack(params)[None], images, labels)
     expected, value = unroll.eager(net.loss).judge(exact(params), images.double(), labels)
     assert distance(loss, value) < 1e-5
     agree(fast, slope, expected, 1e-5)
@@ -398,29 +402,26 @@ def test_gradient_is_that_of_judge():
     net, params, images, labels, _ = setting(*CASES["grey 8x8, two blocks"])
     fast = ConvNet(net, "fp32")
     with precision("fp32"), poisoned():
-        gradient = fast.gradient(fast.pack(params), images, labels)
-        assert torch.equal(gradient, fast.judge(fast.pack(params), images, labels)[0])
+        gradient = fast.gradient(fast.pack(params)[None], images[None], labels[None])
+        assert torch.equal(gradient, fast.judge(fast.pack(params)[None], images, labels)[0])
 
 
 def test_labels_may_be_a_view():
     net, params, images, labels, _ = setting("convnet:width=16,depth=1", (1, 8, 8), 5, 3)
     fast, every_second = ConvNet(net, "fp32"), torch.stack([labels, (labels + 1) % 5], 1)[:, 0]
-    vector = fast.pack(params)
+    vector = fast.pack(params)[None]
     assert torch.equal(fast.judge(vector, images, every_second)[1], fast.judge(vector, images, labels)[1])
 
 
 def test_passes_in_pieces():
     net, params, images, labels, mu = setting("convnet:width=16,depth=1", (1, 8, 8), 5, 3)
     fast = ConvNet(net, "fp32")
-    pieces, vector, direction = Pieces(fast, 2), fast.pack(params), fast.pack(mu)
+    pieces, given = Pieces(fast, 2), (fast.pack(params)[None], images[None], labels[None])
     with precision("fp32"):
-        slope, loss = fast.judge(vector, images, labels)
-        curvature, by_images = fast.adjoint(vector, images, labels, direction)
-        assert distance(pieces.gradient(vector, images, labels), slope.double()) < 1e-6
-        assert distance(pieces.judge(vector, images, labels)[1], loss.double()) < 1e-6
-        found = pieces.adjoint(vector, images, labels, direction)
-    assert distance(found[0], curvature.double()) < 1e-6
-    assert distance(found[1], by_images.double()) < 1e-6
+        whole = passed(fast, params, images, labels, mu)
+        for found, expected in zip(passed(pieces, params, images, labels, mu), whole, strict=True):
+            assert distance(found, expected.double()) < 1e-6
+        assert distance(pieces.gradient(*given)[0], whole[0].double()) < 1e-6
 
 
 # ---- the vector, and who fits ---------------------------------------------------------------------------------------
@@ -456,10 +457,10 @@ def test_fit(network, shape):
     [
         ("mlp", (3, 32, 32), "not a ConvNet"),
         ("alexnet:width=2", (3, 32, 32), "not a ConvNet"),
-        ("resnet12:width=2", (3, 32, 32), "block 1 is not"),
+        ("resnet12:width=2", (3, 32, 32), "not a ConvNet"),
         ("resnet12:width=2", (1, 8, 8), "not a ConvNet"),
         ("convnet:width=16,depth=3", (1, 8, 8), "not a ConvNet"),
-        ("convnet:width=16,depth=6", (1, 8, 8), "block 3 is not"),
+        ("convnet:width=16,depth=6", (1, 8, 8), "its layer is Conv2d"),
         ("convnet:width=48", (3, 32, 32), "its width is 48, not 16"),
         ("convnet:width=4", (3, 32, 32), "its width is 4, not 16"),
         ("convnet:width=16,depth=2", (1, 12, 12), "its maps are 12x12, not square"),

@@ -96,7 +96,7 @@ def test_half_precision_against_float64():
         for found, expected in zip(Engine(passes).together(starts, images, labels, query, **asked), exact, strict=True):
             assert least <= float((found.images - expected).norm() / expected.norm()) < most
     vector = Chain(net).pack(starts[0].params)
-    assert torch.equal(Half(net).judge(vector, *query)[0], Chain(net).judge(vector, *query)[0])
+    assert torch.equal(Half(net).judge(vector[None], *query)[0], Chain(net).judge(vector[None], *query)[0])
     assert Half(net).held(10, adjoint=True) < Chain(net).held(10, adjoint=True)
 
 

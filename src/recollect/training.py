@@ -8,7 +8,7 @@ steps see lies on the device, where a counter says which comes next: the host on
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from recollect.data import augment
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import captured, precision
-from recollect.fast.flat import Flat, Stacking
+from recollect.fast.flat import Flat
 from recollect.nets import Network, Params, threads_for
 from recollect.seeds import Purpose, seeded
 
@@ -193,12 +193,11 @@ class _Plan:
     def _step(self, size: int) -> None:
         """Side by side the products are rounded by themselves, alone together with the sums: as 0.1 did, to the bit."""
         seen, labels = self._batch(self.at, size)
-        lr, momentum = self.recipe.lr, self.recipe.momentum
+        lr, momentum, gradient = self.recipe.lr, self.recipe.momentum, self.flat.gradient(self.theta, seen, labels)
         if len(self.theta) > 1:
-            self.velocity.mul_(momentum).add_(cast(Stacking, self.flat).gradients(self.theta, seen, labels))
+            self.velocity.mul_(momentum).add_(gradient)
             self.theta.sub_(lr * self.velocity)
         else:
-            gradient = self.flat.gradient(self.theta[0], seen[0], labels[0])[None]
             torch.add(gradient, self.velocity, alpha=momentum, out=self.velocity)
             self.theta.add_(self.velocity, alpha=-lr)
         self.at.add_(size)

@@ -115,14 +115,15 @@ def one_pass(given: Problem, flats: Mapping[str, Flat]) -> Iterator[tuple[str, T
     seen, truth = images[rows], labels[rows]
     slope, (curvature, by_seen) = exact.gradient(params, seen, truth), exact.adjoint(params, seen, truth, mu)
     for mode, flat in flats.items():
-        vector, direction = (flat.pack({n: p.float() for n, p in each.items()}) for each in (params, mu))
+        vector, direction = (flat.pack({n: p.float() for n, p in each.items()})[None] for each in (params, mu))
+        batch = seen.float()[None], truth[None]
         with precision(mode):
-            found = flat.gradient(vector, seen.float(), truth)
-            moved, by_images = flat.adjoint(vector, seen.float(), truth, direction)
+            found = flat.gradient(vector, *batch)
+            moved, by_images = flat.adjoint(vector, *batch, direction)
         at = f"one pass of {len(seen)} images, "
-        yield f"{at}gradient, {mode}", found.double(), flat.pack(slope).double()
-        yield f"{at}Hessian times mu, {mode}", moved.double(), flat.pack(curvature).double()
-        yield f"{at}gradient of that by the images, {mode}", by_images.double(), by_seen
+        yield f"{at}gradient, {mode}", found[0].double(), flat.pack(slope).double()
+        yield f"{at}Hessian times mu, {mode}", moved[0].double(), flat.pack(curvature).double()
+        yield f"{at}gradient of that by the images, {mode}", by_images[0].double(), by_seen
 
 
 def relative_error(given: Tensor, exact: Tensor) -> float:

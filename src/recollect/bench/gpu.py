@@ -183,7 +183,7 @@ def _chip() -> tuple[float, float]:
 def profile_steps(batch: int = 320) -> str:
     """Time by kernel of 10 inner steps and 10 adjoint steps of the ConvNet path in bf16."""
     given, flat = _problem(batch, 1), ConvNet(CONVNET, "bf16")
-    vector, seen = flat.pack(given.params), (given.images[:batch], given.labels[:batch])
+    vector, seen = flat.pack(given.params)[None], (given.images[None, :batch], given.labels[None, :batch])
 
     def steps(count: int) -> None:
         for _ in range(count):

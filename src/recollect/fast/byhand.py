@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recollect.fast.flat import Pair
+from recollect.fast.flat import Pair, alone
 from recollect.fast.layout import Layout
 from recollect.nets import Network
 
@@ -32,22 +32,20 @@ class ByHand(Layout, ABC):
         super().__init__(network)
         self.precision, self.kind = precision, torch.bfloat16 if precision == "bf16" else torch.float32
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """dL/dtheta"""
-        return self._run(vector, images, labels, None)[0]
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return self._run(vectors[0], images[0], labels[0], None)[0][None]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        """(dL/dtheta, L)"""
-        found, losses = self._run(vector, images, labels, None)
-        return found, losses.sum() / len(images)
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        found, losses = self._run(vectors[0], *alone(images, labels), None)
+        return found[None], losses.sum()[None] / len(losses)
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        """(H mu, (d/dx) <g, mu>)"""
-        return self._run(vector, images, labels, mu)
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        found, by_images = self._run(vectors[0], images[0], labels[0], mu[0])
+        return found[None], by_images[None]
 
     @abstractmethod
     def _run(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor | None) -> Pair:
-        """(the gradient by the vector, every image's loss), or with mu what `adjoint` gives."""
+        """(dL/dtheta, every image's loss) of one network; with mu (H mu, (d/dx) <g, mu>)."""
 
 
 class Given:

@@ -63,7 +63,7 @@ class Chain(General):
     """Passes over one network or several, [S, ...]. Inside, a weight's inputs are in the order of channels-last maps."""
 
     def __init__(self, network: Network):
-        super().__init__(network, Passes(self._gradient, self._adjoint, self._judge))
+        super().__init__(network, Passes(self._gradient_of, self._adjoint_of, self._judge_of))
         self.stacks = True
         self.size = sum(shape.numel() for shape in self.shapes.values())
         """numbers of a network; the rest of its vector is 0"""
@@ -99,37 +99,28 @@ class Chain(General):
             found[name] = found[name].reshape(-1, *inputs[::-1]).mT.reshape(self.shapes[name])
         return found
 
-    def _gradient(self, params: Params, images: Tensor, labels: Tensor) -> Params:
-        return self._views(self.gradient(self.pack(params), images, labels))
+    # the same by names, of one network
 
-    def _judge(self, params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
-        slope, value = self.judge(self.pack(params), images, labels)
-        return self._views(slope), value
+    def _gradient_of(self, params: Params, images: Tensor, labels: Tensor) -> Params:
+        return self._views(self.gradient(self.pack(params)[None], images[None], labels[None])[0])
 
-    def _adjoint(self, params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
-        curvature, by_images = self.adjoint(self.pack(params), images, labels, self.pack(mu))
-        return self._views(curvature), by_images
+    def _judge_of(self, params: Params, images: Tensor, labels: Tensor) -> tuple[Params, Tensor]:
+        slope, value = self.judge(self.pack(params)[None], images, labels)
+        return self._views(slope[0]), value[0]
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return self.gradients(vector[None], images[None], labels[None])[0]
-
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        slope, value = self.judges(vector[None], images[None], labels[None])
-        return slope[0], value[0]
-
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        curvature, by_images = self.adjoints(vector[None], images[None], labels[None], mu[None])
-        return curvature[0], by_images[0]
+    def _adjoint_of(self, params: Params, images: Tensor, labels: Tensor, mu: Params) -> tuple[Params, Tensor]:
+        curvature, by_images = self.adjoint(self.pack(params)[None], images[None], labels[None], self.pack(mu)[None])
+        return self._views(curvature[0]), by_images[0]
 
     @torch.no_grad()
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         layers = self._layers(vectors)
         seen, alive, logits = self._forward(layers, images)
         back = _slope(_wide(logits), labels).to(logits)
         return self._slopes(vectors, layers, seen, alive, back)[0]
 
     @torch.no_grad()
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
         count = len(vectors)
         images = images.expand(count, *images.shape[-4:])  # they may be the same for all
         labels = labels.expand(count, *labels.shape[-1 - labels.is_floating_point() :])
@@ -144,7 +135,7 @@ class Chain(General):
         return slope
 
     @torch.no_grad()
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         layers, moves = self._layers(vectors), self._layers(mu)
         seen, alive, logits = self._forward(layers, images)
         seen_dots, dot = self._tangents(layers, moves, seen, alive)
@@ -250,12 +241,12 @@ class Half(Chain):
     """The same with bfloat16 inside a pass: half the bytes to move. In full are the softmax, what is summed over steps (weights,
     momentum, the adjoint), and the judging of queries."""
 
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return super().gradients(vectors.bfloat16(), images.bfloat16(), labels).to(vectors)
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        return super().gradient(vectors.bfloat16(), images.bfloat16(), labels).to(vectors)
 
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
         halved = (vectors.bfloat16(), images.bfloat16(), labels, mu.bfloat16())
-        curvature, by_images = super().adjoints(*halved)
+        curvature, by_images = super().adjoint(*halved)
         return curvature.to(vectors), by_images.to(images)
 
     def held(self, images: int, adjoint: bool) -> int:

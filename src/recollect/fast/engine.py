@@ -10,14 +10,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from recollect import unroll
 from recollect.data.augment import Drawn, Schedule
-from recollect.fast.flat import Alone, Flat, Pieces, Stacking
+from recollect.fast.flat import Flat, Pieces
 from recollect.nets import Params
 from recollect.unroll import Bridge, MetaGradient, Optimiser
 
@@ -193,7 +193,6 @@ class _Plan:
         alike = len({tuple(start.numbers) for start in starts}) == 1
         each = len(starts) if flat.stacks and alike else 1
         groups = (slice(first, first + each) for first in range(0, len(starts), each))
-        self.passes = cast(Stacking, flat) if each > 1 else Alone(flat)
         self.inner = [_Inner(starts, group, images, size, loop) for group in groups]
         pool = torch.cuda.graph_pool_handle() if images.is_cuda else None  # they never run at the same time
         self.forward, self.judge, self.adjoint = (
@@ -250,7 +249,7 @@ class _Plan:
     def _forward(self, inner: _Inner) -> None:
         seen, labels, _, place = self._batch(inner)
         seen = inner.augment(seen, inner.step).unflatten(0, labels.shape[:2])
-        gradient = self.passes.gradients(inner.theta, seen, labels)
+        gradient = self.flat.gradient(inner.theta, seen, labels)
         inner.trajectory[0].index_copy_(0, place, inner.theta[None])
         if self.loop.optimiser == "sgd":
             torch.add(gradient, inner.mean, alpha=self.loop.beta, out=inner.mean)
@@ -266,7 +265,7 @@ class _Plan:
 
     def _judge(self, inner: _Inner) -> None:
         images, labels = _of(inner.group, *self.query)
-        for into, tensor in zip((inner.slope, inner.value), self.passes.judges(inner.theta, images, labels), strict=True):
+        for into, tensor in zip((inner.slope, inner.value), self.flat.judge(inner.theta, images, labels), strict=True):
             into.copy_(tensor)
 
     def _adjoint(self, inner: _Inner) -> None:
@@ -284,7 +283,7 @@ class _Plan:
             for into, tensor in zip(carried, found, strict=True):
                 into.copy_(tensor)
         seen, pull = unroll.with_pullback(inner.augment if inner.augment.numbers else None, images, inner.step)
-        curvature, by_seen = self.passes.adjoints(before, seen.unflatten(0, labels.shape[:2]), labels, inner.mu)
+        curvature, by_seen = self.flat.adjoint(before, seen.unflatten(0, labels.shape[:2]), labels, inner.mu)
         inner.slope.add_(curvature)
         inner.by_images.flatten(0, 1).index_add_(0, own, pull(by_seen.flatten(0, 1)))
 

@@ -4,7 +4,7 @@ One vector is what makes an inner step short: one kernel updates it, one keeps i
 """
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import torch
@@ -19,50 +19,26 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Flat(Protocol):
-    """Passes over a network whose weights are one vector."""
+    """Passes over networks whose weights are one vector each: [S, P] of S networks, their images [S, B, ...], labels [S, B]
+    or targets [S, B, ...]."""
 
     network: Network
     benchmark: bool
     """whether the library should try out its convolutions, which takes memory"""
     stacks: bool
-    """whether it is Stacking, and that pays"""
+    """whether it takes several networks at once, and that pays; else S is 1"""
     splits: bool
     """whether a batch may be passed in pieces"""
 
     def held(self, images: int, adjoint: bool) -> int: ...
     def pack(self, params: Params) -> Tensor: ...
     def unpack(self, vector: Tensor, like: Params) -> Params: ...
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair: ...
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair: ...
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        """Images and labels may be the same for all: [B, ...]."""
+        ...
 
-
-class Stacking(Flat, Protocol):
-    """Passes over several networks at once, their vectors stacked."""
-
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor: ...
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair: ...
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair: ...
-
-
-class Alone:
-    """The passes of one network, as of a stack of one."""
-
-    def __init__(self, flat: Flat):
-        self.flat = flat
-
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return self.flat.gradient(vectors[0], images[0], labels[0])[None]
-
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        if images.ndim == 5:
-            images, labels = images[0], labels[0]
-        slope, value = self.flat.judge(vectors[0], images, labels)
-        return slope[None], value[None]
-
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        curvature, by_images = self.flat.adjoint(vectors[0], images[0], labels[0], mu[0])
-        return curvature[None], by_images[None]
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair: ...
 
 
 class General:
@@ -103,34 +79,41 @@ class General:
     def _views(self, vector: Tensor) -> Params:
         return views(vector, self.shapes)
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        return self.pack(self.passes.gradient(self.unpack(vector, {}), images, labels))
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        if len(vectors) > 1:
+            return self.judge(vectors, images, labels)[0]
+        return self.pack(self.passes.gradient(self.unpack(vectors[0], {}), images[0], labels[0]))[None]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        slope, value = self.passes.judge(self.unpack(vector, {}), images, labels)
-        return self.pack(slope), value
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        if len(vectors) > 1:
+            at = 0 if images.ndim == 5 else None
+            return vmap(partial(self._judge, self._eager), (0, at, at))(vectors, images, labels)
+        slope, value = self._judge(self.passes, vectors[0], *alone(images, labels))
+        return slope[None], value[None]
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        curvature, by_images = self.passes.adjoint(self.unpack(vector, {}), images, labels, self.unpack(mu, {}))
-        return self.pack(curvature), by_images
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        if len(vectors) > 1:
+            return vmap(partial(self._adjoint, self._eager))(vectors, images, labels, mu)
+        curvature, by_images = self._adjoint(self.passes, vectors[0], images[0], labels[0], mu[0])
+        return curvature[None], by_images[None]
 
     @cached_property
-    def _one(self) -> "General":
-        """With passes that vmap can take."""
-        return General(self.network, eager(self.network.loss))
+    def _eager(self) -> Passes:
+        """Passes that vmap can take."""
+        return eager(self.network.loss)
 
-    def gradients(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """The same of several networks, stacked: [S, P] for [S, P], [S, B, ...], [S, B]."""
-        return self.judges(vectors, images, labels)[0]
+    def _judge(self, passes: Passes, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        slope, value = passes.judge(self.unpack(vector, {}), images, labels)
+        return self.pack(slope), value
 
-    def judges(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        """([S, P], [S]); the images may be the same for all."""
-        at = 0 if images.ndim == 5 else None
-        return vmap(self._one.judge, (0, at, at))(vectors, images, labels)
+    def _adjoint(self, passes: Passes, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        curvature, by_images = passes.adjoint(self.unpack(vector, {}), images, labels, self.unpack(mu, {}))
+        return self.pack(curvature), by_images
 
-    def adjoints(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        """([S, P], [S, B, ...])"""
-        return vmap(self._one.adjoint)(vectors, images, labels, mu)
+
+def alone(images: Tensor, labels: Tensor) -> Pair:
+    """What one network is judged by, [B, ...] each, whether it was given as its own or for all."""
+    return (images[0], labels[0]) if images.ndim == 5 else (images, labels)
 
 
 class Pieces:
@@ -148,28 +131,28 @@ class Pieces:
 
     def _parts(self, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Some images, their labels, and what share of all they are."""
-        for part, truth in zip(images.split(self.most), labels.split(self.most), strict=True):
-            yield part, truth, len(part) / len(images)
+        for part, truth in zip(*(each.split(self.most, images.ndim - 4) for each in (images, labels)), strict=True):
+            yield part, truth, part.shape[-4] / images.shape[-4]
 
-    def gradient(self, vector: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        if len(images) <= self.most:
-            return self.flat.gradient(vector, images, labels)
-        return self.judge(vector, images, labels)[0]
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        if images.shape[-4] <= self.most:
+            return self.flat.gradient(vectors, images, labels)
+        return self.judge(vectors, images, labels)[0]
 
-    def judge(self, vector: Tensor, images: Tensor, labels: Tensor) -> Pair:
-        slope, value = torch.zeros_like(vector), vector.new_zeros(())
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        slope, value = torch.zeros_like(vectors), vectors.new_zeros(len(vectors))
         for part, truth, share in self._parts(images, labels):
-            by_vector, loss = self.flat.judge(vector, part, truth)
+            by_vector, loss = self.flat.judge(vectors, part, truth)
             slope.add_(by_vector, alpha=share)
             value = value + share * loss
         return slope, value
 
-    def adjoint(self, vector: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
-        if len(images) <= self.most:
-            return self.flat.adjoint(vector, images, labels, mu)
-        curvature, by_images = torch.zeros_like(vector), []
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        if images.shape[-4] <= self.most:
+            return self.flat.adjoint(vectors, images, labels, mu)
+        curvature, by_images = torch.zeros_like(vectors), []
         for part, truth, share in self._parts(images, labels):
-            by_vector, by_part = self.flat.adjoint(vector, part, truth, mu)
+            by_vector, by_part = self.flat.adjoint(vectors, part, truth, mu)
             curvature.add_(by_vector, alpha=share)
             by_images.append(share * by_part)
-        return curvature, torch.cat(by_images)
+        return curvature, torch.cat(by_images, 1)

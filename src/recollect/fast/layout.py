@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from recollect.nets import InstanceNorm, Network, Params
 
-CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-
 
 @dataclass(frozen=True)
 class Block:
@@ -38,26 +36,26 @@ def unfit(network: Network) -> str | None:
         return "its loss is not cross-entropy"
     layers = list(module) if isinstance(module, nn.Sequential) else []
     blocks, rest = divmod(len(layers) - 2, 4)
-    linear = layers[-1] if layers else None
-    if blocks < 1 or rest or not isinstance(layers[-2], nn.Flatten) or not isinstance(linear, nn.Linear):
+    first, linear = (layers[0], layers[-1]) if layers else (None, None)
+    if blocks < 1 or rest or not (isinstance(first, nn.Conv2d) and isinstance(linear, nn.Linear)):
         return "it is not a ConvNet: blocks of convolution, norm, ReLU and pooling, then one linear layer"
-    if linear.bias is None:
-        return "its linear layer has no bias"
-    width, first = getattr(layers[0], "out_channels", 0), getattr(layers[0], "padding", (0, 0))
-    for number in range(blocks):
-        conv, norm, relu, pool = layers[4 * number : 4 * number + 4]
-        if not (isinstance(norm, InstanceNorm) and isinstance(relu, nn.ReLU) and isinstance(pool, nn.AvgPool2d)):
-            return f"its block {number + 1} is not convolution, InstanceNorm, ReLU and average pooling"
-        plain = nn.Conv2d(width if number else inputs, width, 3, padding=1 if number else first)
-        if not isinstance(conv, nn.Conv2d) or any(getattr(conv, name) != getattr(plain, name) for name in CONVOLUTION):
-            return f"its convolution {number + 1} is not a plain 3x3 one of {width} channels"
-        if (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) != (2, 2, 0, False):
-            return f"its pooling {number + 1} is not by 2"
+    width, padding = first.out_channels, cast(tuple[int, int], first.padding if isinstance(first.padding, tuple) else (1, 1))
+    plain: list[nn.Module] = []
+    with torch.device("meta"):
+        for number in range(blocks):
+            has_bias = getattr(layers[4 * number], "bias", None) is not None
+            around = 1 if number else padding
+            plain += [nn.Conv2d(width if number else inputs, width, 3, padding=around, bias=has_bias), InstanceNorm(width)]
+            plain += [nn.ReLU(), nn.AvgPool2d(2)]
+        plain += [nn.Flatten(), nn.Linear(linear.in_features, network.classes)]
+    for layer, wanted in zip(layers, plain, strict=True):
+        if type(layer) is not type(wanted) or (str(layer) != str(wanted) and not isinstance(layer, nn.ReLU)):
+            return f"its layer is {layer}, not {wanted}"
     if width not in (16, 32, 64, 128, 256):
         return f"its width is {width}, not 16, 32, 64, 128 or 256"
-    side = height + 2 * first[0] - 2
-    if height != breadth or first[0] != first[1] or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
-        return f"its maps are {side}x{breadth + 2 * first[1] - 2}, not square with a power of two from 8 to 64"
+    side = height + 2 * padding[0] - 2
+    if height != breadth or padding[0] != padding[1] or side & (side - 1) or not 8 <= side <= 64 or side >> blocks < 2:
+        return f"its maps are {side}x{breadth + 2 * padding[1] - 2}, not square with a power of two from 8 to 64"
     if inputs > 7:
         return f"its images have {inputs} channels, not 1 to 7"
     return None
