@@ -313,6 +313,14 @@ def test_a_stopped_demo(call, monkeypatch):
     assert err == "stopped: start the demo again\n"
 
 
+def test_a_stopped_selection(call, toy_npz, monkeypatch):
+    """It says how the selection goes on, and not the run of a value."""
+    distiller = sys.modules["recollect.distillation"].Distiller
+    monkeypatch.setattr(distiller, "step", lambda *_: signal.raise_signal(signal.SIGINT) or {"step": 0, "loss": 0.0})
+    _, err = call("select", toy_npz, *TINY, "--values", 1, 2, "--out", "chosen", "--quiet", code=130)
+    assert err == "stopped after outer step 0: continue with recollect resume chosen\n"
+
+
 def test_tensorboard(call, toy_npz, folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

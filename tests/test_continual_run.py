@@ -446,7 +446,6 @@ def test_figures():
     assert line.get_ydata().tolist() == [85.0, 72.5]
     assert other.get_ydata().tolist() == [50.0, 60.0]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["experience replay", "compress-then-recall"]
-    assert isinstance(show.matrix(results[:2], "a title"), Figure)
 
 
 def test_all_learners_look_different_in_the_curve():

@@ -1,6 +1,7 @@
 """The command line: the commands put together, and what becomes of errors and of Ctrl-C."""
 
 import os
+import signal
 import sys
 import warnings
 from dataclasses import replace
@@ -131,6 +132,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:  # a run says how to go on, and by which signal it was stopped
+        print(str(stopped) or "stopped", file=sys.stderr)
+        return 128 + getattr(stopped, "signal", signal.SIGINT)

@@ -7,7 +7,7 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -170,9 +170,3 @@ def _measure(
 def protocol(recipe: Recipe, networks: int) -> str:
     text = f"{networks} networks, {recipe.epochs} epochs, batch {recipe.batch}, SGD {recipe.lr:g}, momentum {recipe.momentum:g}"
     return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
-
-
-def across(memory: Memory, images: Images, architectures: list[str], **options: Any) -> list[Evaluation]:
-    """One evaluation for each architecture: a row of the cross-architecture table."""
-    recipe = options.pop("recipe", None) or memory_recipe(memory)
-    return [evaluate(memory, images, recipe=replace(recipe, network=name), **options) for name in architectures]

@@ -200,7 +200,7 @@ class Memory:
         self.name = header.dataset
         """what to call it beside others: its dataset; once loaded, its file (its folder, for a run's memory.safetensors)"""
         self.fitted: Preprocess | None = None
-        """its preprocessing, where it was just distilled and there is no file yet"""
+        """its preprocessing, once it was needed, or where it was just distilled and there is no file yet"""
         tensors = {"bases": bases, "addressing": addressing}
         infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
         check_tensors(self.header, infos, "the memory")
@@ -327,8 +327,7 @@ class Memory:
             raise RecollectError(
                 f"the memory's preprocessing is not for its images of {list(self.image_shape)}: fetch or distil it again"
             )
-        if images is not None:
-            self.fitted = preprocess
+        self.fitted = preprocess
         return preprocess
 
     def with_accuracy(self, *entries: dict) -> "Memory":

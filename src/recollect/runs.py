@@ -44,7 +44,7 @@ MARK = b"recollect checkpoint, sha256 "
 """how a checkpoint begins: a line with the checksum of what follows, which is torch's; 0.1 had none"""
 
 
-class Stopped(Exception):
+class Stopped(KeyboardInterrupt):
     """A run that was told to stop, and saved first. `signal` is SIGINT or SIGTERM."""
 
     def __init__(self, number: int, folder: Path, step: int):

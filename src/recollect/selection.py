@@ -20,7 +20,7 @@ from recollect.evaluation import Evaluation, evaluate
 from recollect.files import read_json, write_json
 from recollect.jobs import Executor, Inline, Job, Tell
 from recollect.nets import Constructor
-from recollect.runs import Run
+from recollect.runs import Run, Stopped
 
 FILE = "select.json"
 
@@ -75,6 +75,8 @@ def select(
             jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
         try:
             (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
+        except Stopped as stopped:  # of a value's run; it is the selection that goes on
+            raise Stopped(stopped.signal, begun.folder, stopped.args[2]) from None
         finally:
             results = [read_json(file) for file in takewhile(Path.is_file, files)]
             write_json(begun.folder / FILE, settings | {"results": results})

@@ -1,13 +1,12 @@
 """Streams of tasks."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from recollect.commands.inputs import Data, Files, how, spec
+from recollect.commands.inputs import Data, Files, loaded, spec
 from recollect.continual.config import DATASETS, LEARNERS, STREAMS, ContinualConfig, check_learners
 from recollect.errors import RecollectError
 from recollect.show import terminal
@@ -54,16 +53,14 @@ def run_stream(stream: str, config: ContinualConfig, data, calls: dict[str, Any]
             f"kind is {config.stream.kind}, but {stream} is a stream of {STREAMS[stream].stream.kind}: name another stream"
         )
     from recollect.continual.run import run as run_stream
-    from recollect.data import load
     from recollect.show import streams as show
 
-    images = load(**how(data))
+    images = loaded(data)
     try:
         with show.progress(stream, quiet) as progress:
             results = run_stream(images, config, out=folder, name=stream, data=data, progress=progress, **calls)
     except KeyboardInterrupt:
-        print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
-        return 130
+        raise KeyboardInterrupt(f"stopped: continue with recollect resume {folder}") from None
     show.finish(results, stream, folder)
     terminal.say(f"{stream} of {images.name}: accuracy on the {config.stream.on} images, mean ± deviation over n seeds")
     terminal.say(show.table(results, stream, "mask" if config.stream.kind == "split" else "no"))

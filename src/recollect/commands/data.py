@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
-from recollect.commands.inputs import Data, how, spec
+from recollect.commands.inputs import Data, loaded, spec
 from recollect.errors import RecollectError
 from recollect.show import terminal
 
@@ -41,10 +41,7 @@ class DataShow:
     images: OmitArgPrefixes[Data]
 
     def perform(self) -> int:
-        from recollect.data import load
-
-        data = spec(self.images)
-        images = load(**how(data))
+        images = loaded(spec(self.images))
         rows = [
             ("image", "x".join(map(str, images.shape))),
             ("classes", terminal.class_names(images.class_names)),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from recollect.commands.inputs import Data, how, spec
+from recollect.commands.inputs import Data, loaded, spec
 from recollect.config import DistillConfig, changed
 from recollect.show import terminal
 
@@ -29,12 +29,11 @@ class Distill:
     """print the result alone"""
 
     def perform(self) -> int:
-        from recollect.data import load
         from recollect.devices import find_device
         from recollect.minutes import MINUTES
 
         data = spec(self.images)
-        images = load(**how(data))
+        images = loaded(data)
         folder = self.out or Path("runs") / f"{images.name}-{self.config.budget.images_per_class}"
         config = self.config
         if config == DistillConfig() and find_device("auto") == "cpu":
@@ -44,7 +43,7 @@ class Distill:
 
 def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
     from recollect.distillation import distill
-    from recollect.runs import Run, Stopped
+    from recollect.runs import Run
     from recollect.show import tracking
 
     done = len(Run(folder).metrics()) if resume else 0
@@ -58,12 +57,8 @@ def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: 
                 if each:
                     each(line)
 
-        try:
-            say = (lambda line: None) if quiet else partial(print, file=sys.stderr)
-            memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress, say=say)
-        except Stopped as stopped:
-            print(stopped, file=sys.stderr)
-            return 128 + stopped.signal
+        say = (lambda line: None) if quiet else partial(print, file=sys.stderr)
+        memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress, say=say)
     terminal.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
     write_report(folder, quiet)
     return 0

@@ -1,6 +1,7 @@
 """Accuracy of fresh networks on a memory, beside baselines."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +9,7 @@ from typing import Any, Literal
 from tyro.conf import Positional
 
 from recollect.commands.distill import write_report
-from recollect.commands.inputs import Files, how, memory_path
+from recollect.commands.inputs import Files, loaded, memory_path
 from recollect.errors import RecollectError
 from recollect.files import write_json
 from recollect.show import terminal
@@ -44,7 +45,7 @@ class Evaluate(Files):
     """cpu, cuda or auto"""
 
     def perform(self) -> int:
-        from recollect.evaluation import across, full_data, memory_recipe, random_real
+        from recollect.evaluation import evaluate, full_data, memory_recipe, random_real
         from recollect.memory import Memory
         from recollect.nets import constructor
 
@@ -60,24 +61,23 @@ class Evaluate(Files):
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
-        with terminal.trainings("memory") as progress:
-            found = across(memory, images, names, recipe=recipe, progress=progress, **options)
-        rows = [(evaluation, f"{memory.floats:,} numbers") for evaluation in found]
-        preprocess = memory.preprocess(images)
+        recipes = [dataclasses.replace(recipe, network=name) for name in names]
+
+        def measured(name: str, numbers: int, how: Callable[..., Any], *of: Any, **more: Any):
+            with terminal.trainings(name) as progress:
+                return how(*of, progress=progress, **options, **more), f"{numbers:,} numbers"
+
+        rows = [measured("memory", memory.floats, evaluate, memory, images, recipe=each) for each in recipes]
+        found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
         if self.baselines:
             per_class = memory.header.budget.get("images_per_class", 1)
             if type(per_class) is not int or per_class < 1:
                 raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
-            size = f"{per_class * images.classes * images.train.images[0].numel():,} numbers"
-            for name in names:
-                same = dataclasses.replace(recipe, network=name)
-                with terminal.trainings("random real images") as progress:
-                    rows.append((random_real(images, per_class, preprocess, same, progress=progress, **options), size))
+            size = per_class * images.classes * images.train.images[0].numel()
+            rows += [measured("random real images", size, random_real, images, per_class, preprocess, each) for each in recipes]
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
-            with terminal.trainings("all the data") as progress:
-                found_full = full_data(images, preprocess, whole, progress=progress, **options)
-            rows.append((found_full, f"{images.train.images.numel():,} numbers"))
+            rows.append(measured("all the data", images.train.images.numel(), full_data, images, preprocess, whole))
         terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
         where = self.json or path.parent / "evaluation.json"
         written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
@@ -98,7 +98,6 @@ def _is_of_run(memory: Path) -> bool:
 
 def _images_of(name: str, memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
-    from recollect.data import load
     from recollect.runs import Run
 
     if command.data:
@@ -106,6 +105,6 @@ def _images_of(name: str, memory: Path, command: Evaluate):
     run = Run(memory.parent)
     known = run.settings["data"] if run.is_begun else {}
     try:
-        return load(**how({"name": name, **known}, root=command.root, size=command.size))
+        return loaded({"name": name, **known}, root=command.root, size=command.size)
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
 from recollect.errors import RecollectError
+
+if TYPE_CHECKING:
+    from recollect.data.images import Images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +21,8 @@ class Files:
     size: int | None = None
     """resize the images of a folder to this many pixels on each side"""
 
-    def load(self, name: str):
-        from recollect.data import load
-
-        return load(name, root=self.root, size=self.size)
+    def load(self, name: str) -> "Images":
+        return loaded({"name": name}, root=self.root, size=self.size)
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,13 @@ def spec(data: Data) -> dict[str, Any]:
     return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
 
 
-def how(data: dict[str, Any], **instead: Any) -> dict[str, Any]:
-    """The arguments of `load` for what `_spec` wrote, with what is given instead."""
+def loaded(data: dict[str, Any], **instead: Any) -> "Images":
+    """The images of what `spec` wrote, with what is given instead."""
+    from recollect.data import load
+
     known = {name: data.get(name) for name in ("root", "size", "classes")}
     known |= {name: value for name, value in instead.items() if value is not None}
-    return {"name_or_path": data["name"], **known, "classes": known["classes"] or ()}
+    return load(data["name"], **known | {"classes": known["classes"] or ()})
 
 
 def memory_path(path: Path) -> Path:

@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from recollect.commands.continual import run_stream
 from recollect.commands.distill import run_distillation
-from recollect.commands.inputs import how
+from recollect.commands.inputs import loaded
 from recollect.commands.select import select_values
 from recollect.config import DistillConfig, from_json
 from recollect.continual.config import ContinualConfig
@@ -52,14 +52,12 @@ def _go_on_selecting(command: Resume, settings: dict[str, Any]) -> int:
 
 def _begun(command: Resume, settings: dict[str, Any]):
     """The config and the images of a distillation or a selection."""
-    from recollect.data import load
-
     for name in ("network", "objective", "query"):
         given = settings["distill"].get(name)
         if isinstance(given, str) and given.startswith("custom "):
             kind = name.replace("query", "query kind")
             raise RecollectError(f"{command.run} has a {kind} given in Python ({given}): resume it there (resume=True)")
-    return from_json(DistillConfig, settings["distill"], command.run), load(**how(settings["data"], root=command.root))
+    return from_json(DistillConfig, settings["distill"], command.run), loaded(settings["data"], root=command.root)
 
 
 def _go_on_streaming(command: Resume, settings: dict[str, Any]) -> int:

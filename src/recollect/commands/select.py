@@ -1,14 +1,13 @@
 """One setting chosen on the validation split."""
 
 import ast
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from recollect.commands.inputs import Data, at_least_one, how, spec
+from recollect.commands.inputs import Data, at_least_one, loaded, spec
 from recollect.config import DistillConfig, from_json, setting, to_json
 from recollect.show import terminal
 
@@ -33,10 +32,8 @@ class Select:
     """print the result alone"""
 
     def perform(self) -> int:
-        from recollect.data import load
-
         data = spec(self.images)
-        images = load(**how(data))
+        images = loaded(data)
         folder = self.out or Path("runs") / f"select-{images.name}-{self.field}"
         values = [_parsed(self.config, self.field, text) for text in self.values]
         at_least_one(self.networks)
@@ -45,17 +42,12 @@ class Select:
 
 
 def select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
-    from recollect.runs import Stopped
     from recollect.selection import select
     from recollect.show import figures
 
     with terminal.steps(images.name, config.budget.outer_steps, quiet) as show:
-        try:
-            chosen = {"field": field, "values": values, "networks": networks}
-            selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
-        except Stopped as stopped:
-            print(f"stopped: continue with recollect resume {folder}", file=sys.stderr)
-            return 128 + stopped.signal
+        chosen = {"field": field, "values": values, "networks": networks}
+        selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
     rows = [(evaluation, "") for evaluation in selection.evaluations]
     terminal.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
     figures.save(figures.selection_figure(selection), folder / "select.png")

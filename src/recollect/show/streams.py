@@ -134,15 +134,10 @@ def curve(results: Sequence[Result], title: str = "") -> Figure:
     return figure
 
 
-def matrix(results: Sequence[Result], title: str = "") -> Figure:
-    """One learner's accuracy matrix, the mean over seeds."""
-    return accuracy_matrix(mean_matrix([result.matrix for result in results]), title)
-
-
 def finish(results: Sequence[Result], stream: str, folder: Path) -> None:
     """The table as a file, and the figures, in the run's folder."""
     write_json(folder / "table.json", {"stream": stream, "rows": summary(results, stream)})
     save(curve(results, stream), folder / "curve.png")
     for name in dict.fromkeys(result.learner for result in results):
-        of_learner = [result for result in results if result.learner == name]
-        save(matrix(of_learner, f"{stream}: {NAMES[name]}"), folder / f"matrix-{name}.png")
+        mean = mean_matrix([result.matrix for result in results if result.learner == name])
+        save(accuracy_matrix(mean, f"{stream}: {NAMES[name]}"), folder / f"matrix-{name}.png")

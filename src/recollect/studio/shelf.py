@@ -19,7 +19,6 @@ from torch import Tensor
 from recollect.composition import Composition, compose
 from recollect.data import load
 from recollect.data.images import Images
-from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.evaluation import memory_recipe
 from recollect.export import npz
@@ -27,6 +26,7 @@ from recollect.memory import Classes, Memory
 from recollect.memory import recall as recall_images
 from recollect.queries import Labels
 from recollect.show.pictures import png, to_pixels
+from recollect.show.sources import OURS, Measured, of_memory
 
 OWN = Path("memories")  # the project's own, looked for where the studio is started
 MOST_NUMBERS = 2**25  # sent to a browser or recalled at once: 134 MB of floats
@@ -46,13 +46,8 @@ class Entry:
     number: int
     path: Path
     memory: Memory
+    points: list[Measured]
     lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def preprocess(self) -> Preprocess:
-        """Read once: a whitening matrix has 38 MB."""
-        if self.memory.fitted is None:
-            self.memory.fitted = self.memory.preprocess()
-        return self.memory.fitted
 
     def pictures(self) -> Tensor:
         """[K + 1, C, h, w]: what each base adds to a picture of pixels in 0..1; the last is the picture of no base at all.
@@ -64,7 +59,7 @@ class Entry:
 
     @cached_property
     def _pictures(self) -> Tensor:
-        preprocess, bases = self.preprocess(), self.memory.bases.float()
+        preprocess, bases = self.memory.preprocess(), self.memory.bases.float()
         if preprocess.zca is not None:
             self._check(len(bases) * math.prod(self.memory.image_shape))
             each = torch.eye(len(bases))[None]  # the r = 1 addressing whose k-th query recalls base k
@@ -99,6 +94,7 @@ class Entry:
     def to_json(self) -> dict[str, Any]:
         memory, header, recipe = self.memory, self.memory.header, memory_recipe(self.memory)
         has_classes = isinstance(memory.asked, Labels)
+        ours = next((point for point in self.points if point.name == OURS), None)
         return {
             "id": self.number,
             "name": memory.name,
@@ -113,17 +109,8 @@ class Entry:
             "budget": str(header.budget.get("name", "")),
             "network": recipe.network,
             "epochs": recipe.epochs,
-            "accuracy": _accuracy(header.accuracy),
+            "accuracy": ours and {name: getattr(ours, name) for name in ("mean", "deviation", "n", "on")},
         }
-
-
-def _accuracy(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first measured mean of a header, which may say anything."""
-    for entry in entries:
-        mean, deviation, n = (entry.get(name) for name in ("mean", "deviation", "n"))
-        if isinstance(mean, int | float) and isinstance(deviation, int | float) and isinstance(n, int):
-            return {"mean": mean, "deviation": deviation, "n": n, "on": str(entry.get("on", ""))}
-    return None
 
 
 @dataclass(frozen=True)
@@ -150,8 +137,6 @@ class Shelf:
         images = max(len(entry.memory.addressing) for entry, _ in parts) * len(choices)
         if images * max(math.prod(entry.memory.image_shape) for entry, _ in parts) > MOST_NUMBERS:
             raise RecollectError(f"{images:,} images are too many to recall at once here: pick fewer classes")
-        for entry, _ in parts:
-            entry.preprocess()
         return compose([classes for _, classes in parts])
 
     def recalled(self, choices: Sequence[Choice]) -> bytes:
@@ -173,7 +158,7 @@ def stock(paths: Sequence[Path], data: Sequence[Images] = ()) -> Shelf:
         try:
             memory = Memory.load(path)
             memory_recipe(memory)  # which the page shows: one that makes no sense is told now
-            found[path.resolve()] = Entry(len(found), path, memory)
+            found[path.resolve()] = Entry(len(found), path, memory, of_memory(path))
         except RecollectError as error:
             if path in paths:
                 raise
