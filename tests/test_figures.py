@@ -428,7 +428,7 @@ def test_curves_without_a_number_are_refused():
 
 
 def test_save_as_png_and_svg(tmp_path):
-    figure = figures.memory_figure(make_memory(), title="a title")
+    figure = figures.accuracy_matrix([[50.0]], title="a title")
     figures.save(figure, tmp_path / "new" / "figure.png")
     figures.save(figure, tmp_path / "new" / "figure.SVG")
     with Image.open(tmp_path / "new" / "figure.png") as picture:

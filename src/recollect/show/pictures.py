@@ -66,7 +66,7 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
 
 
 @styled
-def memory_figure(memory: Memory, title: str = "") -> Figure:
+def memory_figure(memory: Memory) -> Figure:
     """Bases, recalled images of each class, and how similar the classes' mean coefficients are: three panels side by side."""
     labels = memory.labels(None).tolist()[:MOST_ROWS]
     names = [short(memory.class_names[label]) for label in labels]
@@ -78,7 +78,7 @@ def memory_figure(memory: Memory, title: str = "") -> Figure:
     figure = Figure((height * sum(widths) + words, height + 0.6))
     name = ", ".join(filter(None, (short(memory.header.dataset, 24), str(memory.header.budget.get("name", "")))))
     count = len(memory.addressing) * len(memory.class_names)
-    figure.suptitle(title or f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images")
+    figure.suptitle(f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images")
     first, second, third = figure.subplots(1, 3, width_ratios=widths)
     _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
     _show(second, middle, _title(memory, labels))
