@@ -51,7 +51,7 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
     known = {name: data.get(name) for name in ("root", "size", "classes")}
     known |= {name: value for name, value in instead.items() if value is not None}
-    return load(data["name"], **known | {"classes": known["classes"] or ()})
+    return load(data["name"], root=known["root"], size=known["size"], classes=known["classes"] or ())
 
 
 def memory_path(path: Path) -> Path:
