@@ -5,11 +5,13 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +33,7 @@ from recollect.data.preprocess import Zca
 from recollect.header import Header
 from recollect.show.pictures import to_pixels
 from recollect.studio import app as studio
-from recollect.studio import jobs, shelf, uploads
+from recollect.studio import guard, jobs, shelf, uploads
 from recollect.studio.jobs import Job, Jobs, Order
 
 DIGITS = Path(__file__).parent / "data" / "digits.safetensors"
@@ -244,6 +246,8 @@ def test_downloads_are_what_the_lines_make(client, tmp_path, monkeypatch):
     found = client.get(f"/api/trainings/{job['id']}/classifier.safetensors")
     assert "attachment" in found.headers["content-disposition"]
     lines = client.get("/api/lines.py", params=order).text
+    for entry in client.app.state.jobs.shelf.entries[:2]:
+        shutil.copy(entry.path, tmp_path)
     monkeypatch.chdir(tmp_path)
     Image.new("L", (8, 8)).save("picture.png")
     exec(compile(lines, "lines.py", "exec"), {})
@@ -288,7 +292,7 @@ def held(monkeypatch):
     monkeypatch.setattr(Jobs, "_run", lambda self, job: None)
 
 
-def test_a_limit_for_each_client_and_for_all(client, held):
+def test_a_limit_for_each_client_each_address_and_for_all(client, held, monkeypatch):
     client.get("/")  # which names the client
     ours = [client.post("/api/trainings", json=THREES_AND_EIGHTS) for _ in range(3)]
     assert [answer.status_code for answer in ours] == [201, 201, 429]
@@ -296,12 +300,20 @@ def test_a_limit_for_each_client_and_for_all(client, held):
     assert len(client.get("/api/trainings").json()) == 2
     client.cookies.clear()  # another client, as far as one can tell; without a name, clients of one address are one
     assert client.get("/api/trainings").json() == []
-    client.cookies.clear()
-    for number in range(20):
-        client.cookies.set("recollect-studio", f"{number:032x}")
-        answer = client.post("/api/trainings", json=THREES_AND_EIGHTS)
-    assert answer.status_code == 429
-    assert "the queue is full" in answer.json()["error"]
+
+    def many() -> dict:
+        """By many clients: cookies cost nothing."""
+        client.cookies.clear()
+        for number in range(20):
+            client.cookies.set("recollect-studio", f"{number:032x}")
+            answer = client.post("/api/trainings", json=THREES_AND_EIGHTS)
+        assert answer.status_code == 429
+        return answer.json()
+
+    assert "your address has 4 trainings under way" in many()["error"]
+    assert len(client.app.state.jobs._jobs) == jobs.MOST_PER_ADDRESS
+    monkeypatch.setattr(jobs, "MOST_PER_ADDRESS", 99)
+    assert "the queue is full" in many()["error"]
     assert len(client.app.state.jobs._jobs) == jobs.MOST_WAITING + 1
     client.delete(f"/api/trainings/{ours[0].json()['id']}")
     assert client.post("/api/trainings", json=THREES_AND_EIGHTS).status_code == 201
@@ -311,10 +323,10 @@ def test_results_are_forgotten_in_the_end(stocked, held):
     """The oldest first, and those without a result before those with one."""
     found = Jobs(stocked)
     order = Order(classes=["0:3", "0:8"])
-    done: Job = found.add(order, "one")
+    done: Job = found.add(order, "one", "here")
     done.state = "done"
     for number in range(3 * jobs.MOST_KEPT):
-        found.cancel(found.add(order, str(number)))
+        found.cancel(found.add(order, str(number), "here"))
     assert len(found._jobs) <= jobs.MOST_KEPT + 1
     assert found[done.id] is done
 
@@ -479,6 +491,140 @@ def test_the_page_asks_nothing_of_anywhere():
         assert "innerHTML" not in text, file
 
 
+# --- others can reach it ---------------------------------------------------------------------------------------------
+
+
+def test_a_token_is_asked_for(stocked):
+    """It leads to the page, and leaves a cookie; what has neither gets nothing."""
+    app = studio.create_app(stocked, "0.0.0.0", "secret")
+    with TestClient(app, "http://192.168.0.7:8765", follow_redirects=False) as client:
+        for path in ("/", "/api/shelf", "/static/studio.js", "/openapi.json", "/?token=", "/?token=secre", "/api/shelf?token=S"):
+            answer = client.get(path)
+            assert (answer.status_code, list(answer.json())) == (403, ["error"])
+            assert "secret" not in answer.text
+        assert client.post("/api/trainings", json=THREES_AND_EIGHTS).status_code == 403
+        assert client.get("/api/shelf?token=secret").status_code == 200
+        answer = client.get("/?token=secret")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert "HttpOnly" in answer.headers["set-cookie"]
+        assert client.get("/").text.startswith("<!doctype html>")
+        assert client.get("/api/shelf").status_code == 200
+        assert client.post("/api/memories/0/recall", json={"coefficients": [0] * 7}).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "is_open"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_a_token_is_printed_wherever_others_can_reach_it(host, is_open, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr(studio.uvicorn.Server, "run", lambda self, sockets: served.append((self.config, sockets[0].close())))
+    studio.serve([DIGITS], [], host, 0)
+    said = capsys.readouterr().out
+    token = re.search(rf"http://{host}:\d+/\?token=(\S{{32}}) ", said)
+    assert bool(token) == is_open == ("others can reach it" in said)
+    app = TestClient(served[0][0].app, "http://127.0.0.1")
+    assert app.get("/api/shelf").status_code == (403 if is_open else 200)
+    assert not served[0][0].proxy_headers  # X-Forwarded-For would make an address up
+
+
+def test_nobody_is_told_where_files_lie(tmp_path, monkeypatch):
+    folders = [tmp_path / "a b" / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        whitened(folder)
+        (folder / "whitened.safetensors").rename(folder / "memory.safetensors")
+        next(folder.glob("zca-*")).unlink()
+    monkeypatch.setattr(shelf, "OWN", tmp_path / "a b" / "own")
+    shelf.OWN.mkdir()
+    (shelf.OWN / "broken.safetensors").write_bytes(b"no")
+    make_memory().save(shelf.OWN / "plain.safetensors")
+    with client_of(shelf.stock([folder / "memory.safetensors" for folder in folders])) as client:
+        answers = [client.get("/api/shelf"), client.get("/api/memories/0/pictures")]
+        order = {"classes": ["0:0", "1:1"]}
+        answers += [client.get("/api/lines.py", params=order), client.post("/api/trainings", json=order)]
+        answers.append(client.get("/api/lines.py", params={"classes": ["2:0", "2:1"]}))
+        for answer in answers:
+            assert str(tmp_path) not in answer.text
+            assert "a b" not in answer.text
+    assert "broken.safetensors is damaged" in answers[0].json()["problems"][0]
+    assert "is not beside the memory" in answers[1].json()["error"]
+
+
+def test_lines_name_files_that_are_called_alike_by_their_folders(tmp_path):
+    paths = [tmp_path / name / "memory.safetensors" for name in ("one", "two")]
+    for path in paths:
+        make_memory().save(path)
+    with client_of(shelf.stock([*paths, DIGITS])) as client:
+        lines = client.get("/api/lines.py", params={"classes": ["0:0", "1:1", "0:2"]}).text
+        assert "Memory.load('one/memory.safetensors')" in lines
+        assert "Memory.load('two/memory.safetensors')" in lines
+        assert "Memory.load('digits.safetensors')" in client.get("/api/lines.py", params={"classes": ["2:3", "2:8"]}).text
+
+
+@pytest.fixture
+def port(stocked):
+    """A studio that answers on loopback, as it does to a user."""
+    server = studio.server(studio.create_app(stocked))
+    with studio.listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+def connected(port: int, data: bytes = b"") -> socket.socket:
+    found = socket.create_connection(("127.0.0.1", port), timeout=300)
+    found.sendall(data)
+    return found
+
+
+def shelf_answers(port: int) -> bool:
+    return httpx2.get(f"http://127.0.0.1:{port}/api/shelf", timeout=300).status_code == 200
+
+
+def test_silence_keeps_nobody_out(port):
+    """Connections that say nothing, or never end what they say, make room for those that ask."""
+    with ExitStack() as opened:
+        for number in range(200):
+            begun = (
+                b"",
+                b"GET / HTTP/1.1\r\nX-",
+                b"POST /api/memories/0/recall HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+            )
+            opened.enter_context(connected(port, begun[number % 3]))
+            if number % 40 == 39:
+                assert shelf_answers(port)
+
+
+@pytest.mark.parametrize(
+    ("limit", "begun"),
+    [
+        ("HEADER_SECONDS", b""),
+        ("HEADER_SECONDS", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-"),
+        ("BODY_SECONDS", b"POST /api/memories/0/recall HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"),
+    ],
+)
+def test_what_does_not_come_in_time_is_not_waited_for(limit, begun, monkeypatch, port, caplog):
+    monkeypatch.setattr(guard, limit, 0.1)
+    with connected(port, begun) as late:
+        assert late.recv(2**16) == b""
+    assert shelf_answers(port)
+    assert "Traceback" not in caplog.text
+
+
+def test_an_address_has_so_many_connections(port, monkeypatch, held):
+    """Those that are being answered are not closed for others."""
+    monkeypatch.setattr(guard, "MOST_OF_ADDRESS", 2)
+    name = httpx2.post(f"http://127.0.0.1:{port}/api/trainings", json=THREES_AND_EIGHTS).json()["id"]
+    watch = f"GET /api/trainings/{name}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with connected(port, watch) as one, connected(port, watch) as two:
+        assert b"200 OK" in one.recv(100)
+        assert b"200 OK" in two.recv(100)
+        with connected(port) as three:
+            answer = three.recv(2**16)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert answer.endswith(b'{"error": "too many connections: try again in a minute"}')
+
+
 # --- all of it, at random --------------------------------------------------------------------------------------------
 
 
@@ -486,7 +632,7 @@ def test_no_request_breaks_it(stocked, monkeypatch):
     """Whatever the description allows, and much that it does not: an answer that it describes, soon, and never a 500."""
     monkeypatch.setattr(jobs, "MOST_SECONDS", 0.5)  # of a training that some request orders
     app = studio.create_app(stocked)
-    job = app.state.jobs.add(Order(classes=["0:3", "0:8"], epochs=5), "fuzz")
+    job = app.state.jobs.add(Order(classes=["0:3", "0:8"], epochs=5), "fuzz", "here")
     schema = schemathesis.openapi.from_asgi("/openapi.json", app, headers={"Host": "localhost"})
     operations = [found.ok() for found in schema.get_all_operations()]
     assert len(operations) == 13

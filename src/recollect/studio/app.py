@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import secrets
 import socket
 import tempfile
 import time
@@ -21,13 +22,14 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Str
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from recollect.classifier import Classifier, read_picture
 from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.show import terminal
 from recollect.show.pictures import png
-from recollect.studio.guard import Guard, problem
+from recollect.studio.guard import Guard, Patient, is_loopback, problem
 from recollect.studio.jobs import FINISHED, MOST_CLASSES, Busy, Job, Jobs, Order, python_lines
 from recollect.studio.shelf import Missing, Shelf, stock
 from recollect.studio.uploads import MOST_BYTES, MOST_PIXELS, picture
@@ -55,7 +57,7 @@ class Problem(BaseModel):
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "it cannot be done, and why", "model": Problem},
-    403: {"description": "another page asks", "model": Problem},
+    403: {"description": "another page asks, or somebody without the token", "model": Problem},
     404: {"description": "not there", "model": Problem},
     409: {"description": "not yet", "model": Problem},
     413: {"description": "too large", "model": Problem},
@@ -71,8 +73,8 @@ def _file(media: str, schema: dict[str, str] = BINARY) -> dict[str, Any]:
     return {"response_class": Response, "responses": {200: {"content": {media: {"schema": schema}}}}}
 
 
-def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
-    """The studio of these memories, as an ASGI application."""
+def create_app(shelf: Shelf, host: str = "127.0.0.1", token: str | None = None) -> FastAPI:
+    """The studio of these memories, as an ASGI application; with a token, for those alone who have it."""
     jobs = Jobs(shelf)
 
     @asynccontextmanager
@@ -82,8 +84,8 @@ def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
 
     app = FastAPI(title="recollect studio", docs_url=None, redoc_url=None, lifespan=lifespan, responses=ERRORS)
     app.state.jobs = jobs
-    app.add_middleware(Guard, host=host)
-    _errors(app)
+    app.add_middleware(Guard, host=host, token=token)
+    _errors(app, shelf)
     _memories(app, shelf)
     _trainings(app, shelf, jobs)
     _results(app, jobs)
@@ -96,12 +98,16 @@ def create_app(shelf: Shelf, host: str = "127.0.0.1") -> FastAPI:
     return app
 
 
-def _errors(app: FastAPI) -> None:
+def _errors(app: FastAPI, shelf: Shelf) -> None:
     """Whatever goes wrong is answered with one line."""
 
     @app.exception_handler(RecollectError)
     async def refused(_: Request, error: RecollectError) -> JSONResponse:
-        return problem({Missing: 404, Busy: 429}.get(type(error), 400), str(error))
+        return problem({Missing: 404, Busy: 429}.get(type(error), 400), shelf.without_paths(str(error)))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> JSONResponse:
+        return problem(400, "the request ended before its body did")
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -125,7 +131,7 @@ def _memories(app: FastAPI, shelf: Shelf) -> None:
     def show() -> dict[str, Any]:
         return {
             "memories": [entry.to_json() for entry in shelf.entries],
-            "problems": shelf.problems,
+            "problems": list(map(shelf.without_paths, shelf.problems)),
             "data": [images.name for images in shelf.data],
             "limits": {"bytes": MOST_BYTES, "pixels": MOST_PIXELS, "classes": MOST_CLASSES},
         }
@@ -169,7 +175,7 @@ def _trainings(app: FastAPI, shelf: Shelf, jobs: Jobs) -> None:
         network = order.recipe(composition).network
         if network.startswith("custom "):
             raise RecollectError(f"the memory's own network ({network}) was given in Python: choose another one")
-        return jobs.add(order, request.state.client).to_json()
+        return jobs.add(order, request.state.client, request.state.address).to_json()
 
     @app.get("/api/trainings")
     def mine(request: Request) -> list[dict[str, Any]]:
@@ -255,12 +261,14 @@ def _download(data: bytes, name: str) -> Response:
 def serve(memories: Sequence[Path], data: Sequence[Images], host: str, port: int) -> None:
     """Answer until Ctrl-C."""
     torch.set_num_threads(1)  # the rest of the machine is for answering
-    app = create_app(stock(memories, data), host)
-    listening = listen(host, port)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
+    shelf, listening = stock(memories, data), listen(host, port)
+    bound, port = listening.getsockname()[:2]
+    token = None if is_loopback(bound) else secrets.token_urlsafe(24)
+    app = create_app(shelf, host, token)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}"
     terminal.say(f"studio at {address} (Ctrl-C ends it)")
-    if host not in ("127.0.0.1", "::1", "localhost"):
-        terminal.say("it is not on loopback: whoever reaches this machine can use it")
+    if token:
+        terminal.say("others can reach it: whoever has this address, with its token, can use it")
     with suppress(KeyboardInterrupt):
         server(app).run(sockets=[listening])
     app.state.jobs.close()  # which a second Ctrl-C leaves out
@@ -281,7 +289,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def server(app: FastAPI) -> uvicorn.Server:
     """With limits of its own: connections, and seconds that open streams may delay an end."""
+    options: dict[str, Any] = {"http": Patient, "ws": "none", "proxy_headers": False}  # a header must not name another address
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, limit_concurrency=128, timeout_graceful_shutdown=1, server_header=False
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, server_header=False, **options
     )
     return uvicorn.Server(config)

@@ -21,6 +21,7 @@ from recollect.training import Cancelled, Progress
 
 MOST_WAITING = 8  # trainings in the queue
 MOST_PER_CLIENT = 2  # of them, and of the one that runs
+MOST_PER_ADDRESS = 4  # a client is a cookie, which anyone can have many of
 MOST_KEPT = 32  # finished ones; the oldest is forgotten first
 MOST_SECONDS = 600.0  # of one training
 MOST_CLASSES = 1000  # in one classifier
@@ -67,6 +68,7 @@ class Job:
 
     order: Order
     client: str
+    address: str
     # nobody can guess it: whoever has it may look, cancel and use the result
     id: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     state: State = "waiting"
@@ -112,15 +114,17 @@ class Jobs:
         self._lock = threading.Lock()  # guards them
         self._worker = ThreadPoolExecutor(1, "trainings")
 
-    def add(self, order: Order, client: str) -> Job:
+    def add(self, order: Order, client: str, address: str) -> Job:
         """Put a training in the queue, or say why not."""
         with self._lock:
             unfinished = [job for job in self._jobs.values() if not job.is_finished]
             if sum(job.client == client for job in unfinished) >= MOST_PER_CLIENT:
                 raise Busy(f"you have {MOST_PER_CLIENT} trainings under way: wait for one, or cancel it")
+            if sum(job.address == address for job in unfinished) >= MOST_PER_ADDRESS:
+                raise Busy(f"your address has {MOST_PER_ADDRESS} trainings under way: wait for one")
             if len(unfinished) > MOST_WAITING:
                 raise Busy("the queue is full: try again in a minute")
-            job = Job(order, client)
+            job = Job(order, client, address)
             finished = [job for job in self._jobs.values() if job.is_finished]
             finished.sort(key=lambda job: job.state == "done")  # those without a result are forgotten before the others
             for old in finished[: max(0, len(finished) - MOST_KEPT)]:
@@ -160,7 +164,7 @@ class Jobs:
             self._train(job, began)
             self._move(job, "done")
         except (Cancelled, RecollectError) as error:  # of a cancelled one nothing changes
-            self._move(job, "failed", str(error))
+            self._move(job, "failed", self.shelf.without_paths(str(error)))
         except Exception as error:
             logging.getLogger(__name__).exception("a training failed")
             self._move(job, "failed", f"the training failed: {type(error).__name__}")
@@ -202,7 +206,7 @@ def _tested(classifier: Classifier, shelf: Shelf) -> dict[str, Any]:
     try:
         split = classifier.split(*shelf.data)
     except RecollectError as error:
-        return {"error": str(error)}
+        return {"error": shelf.without_paths(str(error))}
     order = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:MOST_TESTED]
     counts = classifier.confusion(split[order])
     accuracy = 100 * float(counts.trace()) / len(order)
@@ -221,7 +225,7 @@ def python_lines(shelf: Shelf, order: Order) -> str:
         *(["import dataclasses", ""] if changed else []),
         "import recollect",
         "",
-        *(f"{names[entry.number]} = recollect.Memory.load({str(entry.path)!r})" for entry in entries),
+        *(f"{names[entry.number]} = recollect.Memory.load({shelf.file_name(entry)!r})" for entry in entries),
         f"composition = recollect.compose([{', '.join(chosen)}])",
         *([f"recipe = dataclasses.replace(composition.recipe, {', '.join(changed)})"] if changed else []),
         f"classifier = composition.train({'recipe, ' if changed else ''}seed={order.seed}, device='cpu')",

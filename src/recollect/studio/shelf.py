@@ -5,6 +5,7 @@ undo(sum_k v_k up(B_k)) = sum_k v_k L(B_k) + undo(0). The L(B_k) are made here o
 """
 
 import math
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,6 +126,19 @@ class Shelf:
         if not 0 <= number < len(self.entries):
             raise Missing(f"there is no memory {number} on the shelf: it holds {len(self.entries)}")
         return self.entries[number]
+
+    def file_name(self, entry: Entry) -> str:
+        """What a memory's file is called, with its folder's name where several are called so; never where it lies."""
+        name = entry.path.name
+        alike = [each for each in self.entries if each.path.name == name]
+        return f"{entry.path.resolve().parent.name}/{name}" if alike[1:] else name
+
+    def without_paths(self, words: str) -> str:
+        """A message with the names of files, and not where they lie."""
+        folders = {str(place) for entry in self.entries for place in (entry.path.parent, entry.path.resolve().parent, Path.cwd())}
+        for folder in sorted({*folders, str(OWN)} - {".", "/"}, key=len, reverse=True):
+            words = words.replace(f"{folder}/", "").replace(folder, Path(folder).name)
+        return re.sub(r"(?<![\w.:/])(?:/[^\s/'\":,]+)+/(?=[^\s/])", "", words)
 
     def parts(self, choices: Sequence[Choice]) -> list[tuple[Entry, Classes]]:
         """Classes in the order they were picked, those of one memory together where they follow each other."""
