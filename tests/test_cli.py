@@ -188,8 +188,7 @@ def test_evaluate_a_memory_without_its_run(call, whole, toy_npz):
     shutil.copy(whole / "memory.safetensors", "alone.safetensors")
     options = ["--epochs", 1, "--networks", 1, "--no-baselines"]
     _, err = call("evaluate", "alone.safetensors", *options, code=2)
-    assert err.startswith("error: alone.safetensors was made of 'toy': unknown dataset 'toy'")
-    assert "(--data)" in err
+    assert err == "error: alone.safetensors was made of 'toy', which is no official dataset: say where it is (--data)\n"
     call("evaluate", "alone.safetensors", *options, "--data", toy_npz)
     assert Path("evaluation.json").exists()
 

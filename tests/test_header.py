@@ -340,7 +340,7 @@ def test_a_pickle_is_never_executed(tmp_path):
     assert not loads(path, pickle.dumps(payload))
     assert not loads(path, (tmp_path / "pickle.pt").read_bytes())
     assert not loads(path, build(tensors, data.decode()))
-    assert loads(path, build(tensors, raw_header(header) | {"made": {"config": data.decode()}}))
+    assert loads(path, build(tensors, raw_header(header) | {"made": {"config": {"x": data.decode()}}}))
     assert not loads(path, whole_file("float32") + data)
     assert not (tmp_path / "executed").exists()
     pickle.loads(data)  # the trap itself does work

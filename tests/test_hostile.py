@@ -2,24 +2,34 @@
 
 import gzip
 import io
+import json
 import os
 import pickle
 import struct
 import tracemalloc
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
+from conftest import make_memory
 from PIL import Image
+from safetensors import safe_open
 
-from recollect import Classifier, data, limits
+from recollect import Classifier, Images, Memory, Recipe, compose, data, distill, limits, preset
 from recollect.cli import main
 from recollect.data import readers
+from recollect.data.images import make_images
 from recollect.data.pickles import unpickle
 from recollect.data.pictures import open_picture
 from recollect.errors import RecollectError
+from recollect.header import Header
+from recollect.nets import Network
+from recollect.runs import Run
 
 RNG = np.random.default_rng(0)
 
@@ -296,3 +306,152 @@ def test_pipes_and_devices_are_no_files(tmp_path):
     assert main(["info", str(tmp_path / "x.npz")]) == 2
     with pytest.raises(RecollectError, match="does not exist"):
         Classifier.load(tmp_path / "x.npz")
+
+
+# --- what files say of themselves ------------------------------------------------------------------------------------------
+
+
+def saved(path: Path, **changes) -> Path:
+    """A memory's file whose header says something else."""
+    make_memory().save(path)
+    with safe_open(path, "pt") as file:
+        header, tensors = json.loads(file.metadata()["recollect"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    path.write_bytes(safetensors.torch.save(tensors, {"recollect": json.dumps(header | changes)}))
+    return path
+
+
+PREPROCESSING = {"mean": [0.5], "std": [0.25], "zca": None}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"lr": 1e300}},
+        {"recipe": {"batch": 10**30}},
+        {"recipe": {"epochs": "many"}},
+        {"recipe": {"momentum": -1}},
+        {"recipe": []},
+        {"preprocessing": PREPROCESSING | {"zca": "zca"}},
+        {"preprocessing": PREPROCESSING | {"zca": {}}},
+        {"preprocessing": PREPROCESSING | {"zca": {"file": 5}}},
+        {"preprocessing": PREPROCESSING | {"zca": {"file": "../../etc/passwd"}}},
+        {"preprocessing": PREPROCESSING | {"zca": {"file": "x" * 5000}}},
+        {"preprocessing": PREPROCESSING | {"mean": 0.5}},
+        {"accuracy": [{"network": ["mlp"]}]},
+        {"accuracy": [{"mean": 10**400}]},
+        {"made": {"config": "none"}},
+    ],
+)
+def test_headers_are_checked_where_they_are_read(changes, tmp_path):
+    refused(r"x.safetensors is damaged", Memory.load, saved(tmp_path / "x.safetensors", **changes))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "mlp:width=9999999999",
+        "mlp:width=" + "9" * 4401,
+        "mlp:depth=65536",
+        "mlp:width=1000000,depth=900",
+        "resnet12:width=1000000",
+    ],
+)
+def test_networks_are_known_by_their_size_before_they_are_made(network, tmp_path):
+    refused("not a positive whole number|would take|cannot be made", Network, network, (3, 64, 64), 10)
+    query = {"encoder": network, "size": 3, "ways": 2, "shots": 1, "form": "unit"}
+    refused("x.safetensors is damaged", Memory.load, saved(tmp_path / "x.safetensors", query=query))
+    refused("not a positive whole|would take|cannot be made", distill, two_classes(), preset("fast", network=network))
+
+
+def two_classes(side: int = 8, classes: int = 2) -> Images:
+    labels = torch.arange(40) % classes
+    parts = readers.Parts(
+        {"train": readers.Split(torch.arange(40).byte()[:, None, None, None].expand(-1, 1, side, side), labels)}
+    )
+    return make_images("toy", parts)
+
+
+def test_a_memory_of_few_bytes_and_many_images(tmp_path, monkeypatch):
+    memory = make_memory()
+    monkeypatch.setenv(limits.VARIABLE, "0.000001")
+    many = Memory(memory.bases[:, :, :1, :1], memory.addressing, replace(memory.header, image_shape=[1, 64, 64], downsample=64))
+    refused("15 images of toy would take .* --most-gib 1", many.recall)
+    memory.recall()
+
+
+def test_a_one_hot_memory_is_as_large_as_its_file(tmp_path):
+    """What is implied would be a million times more than what is there."""
+    header = Header("toy", ["a"], [1, 4, 4], 1, "one-hot")
+    refused(r"its one-hot addressing is \[1000, 1, 1\]", Memory, torch.zeros(1, 1, 4, 4), torch.ones(1000, 1, 1).byte(), header)
+
+
+def test_a_classifiers_header_without_a_field(tmp_path):
+    path = tmp_path / "c.safetensors"
+    compose([make_memory()]).train(Recipe("mlp:width=2", epochs=1)).save(path)
+    with safe_open(path, "pt") as file:
+        header, tensors = json.loads(file.metadata()["recollect-classifier"]), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    for field in header:
+        for changed in ({n: v for n, v in header.items() if n != field}, header | {field: {"": None}}, header | {field: 10**400}):
+            path.write_bytes(safetensors.torch.save(tensors, {"recollect-classifier": json.dumps(changed)}))
+            refused("c.safetensors", Classifier.load, path)
+
+
+@pytest.mark.parametrize("data", [{"name": "digits", "size": "8"}, {"name": ["digits"]}, {"name": "digits", "classes": "01"}])
+def test_a_config_with_wrong_data(data, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"kind": "distill", "data": data, "distill": {}}))
+    assert main(["resume", str(tmp_path)]) == 2
+    assert "config.json has data" in capsys.readouterr().err
+
+
+def test_metrics_that_are_none(tmp_path):
+    good = {"step": 1, "loss": 0.5}
+    bad = [
+        "[" * 100_000,
+        '{"step": ' + "[" * 500 + "]" * 500 + "}",
+        '{"step": "1"}',
+        '{"step": 2, "loss": "\\ud800"}',
+        '{"step": 3, "x": []}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([json.dumps(good), *bad]) + "\n")
+    assert Run(tmp_path).metrics() == [good]
+    Run(tmp_path).forget_after(1)
+    assert Run(tmp_path).metrics() == [good]
+
+
+def test_what_files_say_does_not_steer_the_terminal(tmp_path, capsys):
+    evil = "\x1b]0;owned\x07\x1b[2J\ud800\u202e\n"
+    path = saved(tmp_path / "x.safetensors", dataset=evil, class_names=[evil, "b", "c"], made={evil: evil}, budget={"name": evil})
+    assert main(["info", str(path)]) == 0
+    assert main(["recall", str(path), "--out", str(tmp_path / "x.npz"), "--classes", "x"]) == 2
+    shown = "".join(capsys.readouterr())
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert r"\x1b]0;owned\x07\x1b[2J\ud800\u202e\n" in shown
+
+
+def test_a_header_names_no_place_to_read(tmp_path, capsys, monkeypatch):
+    """Whoever sends a memory does not choose what is opened here."""
+    np.savez(tmp_path / "there.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 3)
+    monkeypatch.setattr("recollect.data.load", None)
+    for name in (str(tmp_path / "there.npz"), "hf:somebody/something", str(tmp_path)):
+        path = saved(tmp_path / "x.safetensors", dataset=name)
+        assert main(["evaluate", str(path)]) == 2
+        assert "which is no official dataset: say where it is (--data)" in capsys.readouterr().err
+
+
+# --- sizes that cannot be --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("images", "settings", "match"),
+    [
+        (two_classes(classes=1), {}, "toy has one class, '0': give two or more"),
+        (two_classes(side=1), {"downsample": 1}, r"2 classes of images of 1x1x1\): take"),
+        (two_classes(), {"inner_steps": 10**12}, "inner_steps is 1,000,000,000,000: give 1 to 2,147,483,647"),
+        (two_classes(), {"inner_steps": 2**31 - 1, "window": None}, "an unroll of 2,147,483,647 inner_steps would take"),
+        (two_classes(), {"networks_per_step": 2**31 - 1}, "2,147,483,647 networks_per_step would take"),
+        (two_classes(), {"network": "mlp:width=1000000000000"}, "width is '1000000000000', not a positive whole number"),
+        (two_classes(), {"outer_steps": "many"}, "outer_steps cannot be 'many'"),
+    ],
+)
+def test_settings_that_no_machine_has_room_for(images, settings, match):
+    refused(match, distill, images, preset("fast", **{"network": "mlp:width=4", "bases": 1} | settings))

@@ -5,7 +5,6 @@ It answers for pictures of any kind and size, and is tested on the classes that 
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -17,19 +16,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from recollect.config import Recipe, from_json, to_json
+from recollect.config import Recipe, from_json, read_recipe, to_json
 from recollect.data.images import Images, Split
 from recollect.data.pictures import FORMATS_READ, open_picture, pixels_of
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
 from recollect.errors import RecollectError, unknown
 from recollect.evaluation import On
-from recollect.nets import Network, Params, Shape, constructor
+from recollect.header import MAX_SIDE, can_prepare
+from recollect.nets import Network, Params, Shape, shapes
 from recollect.tensorfile import Kind, checksum, plain
 
 CLASSIFIER = Kind("classifier", "recollect-classifier", "a classifier's", 1, "compose it again")
 MOST_JUDGED = 1024  # images at a time
-MOST_OPTION = 2**16  # width or depth of a network: a file that asks for more is damaged
 
 Picture = Path | str | Image.Image
 
@@ -159,10 +158,10 @@ class Classifier:
         for name, info in infos.items():
             if info.dtype != "F32":
                 raise CLASSIFIER.damaged(path, f"its tensor '{name}' is {info.dtype}, not F32")
-        recipe = from_json(Recipe, header.recipe, f"{path}'s recipe")
+        recipe = read_recipe(header.recipe, f"{path}'s recipe")
         channels, height, width = header.image_shape
         shape = channels, height, width
-        if _shapes(path, recipe.network, shape, len(header.class_names)) != {n: i.shape for n, i in infos.items()}:
+        if shapes(recipe.network, shape, len(header.class_names)) != {n: i.shape for n, i in infos.items()}:
             raise CLASSIFIER.damaged(path, f"its tensors are not those of {recipe.network}")
         tensors = CLASSIFIER.tensors(path)
         if header.checksum != _checksum(tensors) or not all(t.isfinite().all() for t in tensors.values()):
@@ -251,7 +250,8 @@ def _parsed(path: Path, text: str) -> _Header:
     names, shape, sources = header.class_names, header.image_shape, header.sources
     right = {
         "class_names": all(type(name) is str for name in names) and len(set(names)) == len(names) > 0,
-        "image_shape": len(shape) == 3 and all(type(side) is int and 0 < side <= MOST_OPTION for side in shape),
+        "image_shape": len(shape) == 3 and all(type(side) is int and 0 < side <= MAX_SIDE for side in shape),
+        "preprocessing": can_prepare(header.preprocessing),
         "sources": len(sources) == len(names) and all(_is_source(source) for source in sources),
     }
     for name, is_right in right.items():
@@ -262,15 +262,6 @@ def _parsed(path: Path, text: str) -> _Header:
 
 def _is_source(value: object) -> bool:
     return isinstance(value, list) and len(value) == len(Source._fields) and all(type(item) is str for item in value)
-
-
-def _shapes(path: Path, network: str, shape: Shape, classes: int) -> dict[str, tuple[int, ...]]:
-    """Of the parameters that a network of this name has; none is made, whatever size a damaged file asks for."""
-    if any(int(number) > MOST_OPTION for number in re.findall(r"\d{1,99}", network)):
-        raise CLASSIFIER.damaged(path, f"its network is '{network[:60]}'")
-    with parsing(f"{path}: its network '{network[:60]}' cannot be made", "compose it again"), torch.device("meta"):
-        module = constructor(network)(shape, classes)
-    return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
 
 def _checksum(tensors: Params) -> str:

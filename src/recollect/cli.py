@@ -1,5 +1,6 @@
 """The command line: the commands put together, and what becomes of errors and of Ctrl-C."""
 
+import io
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from recollect.commands.studio import Studio
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.errors import RecollectError
+from recollect.show.terminal import plain
 
 DISTILL = Distill(Data(tyro.MISSING), PRESETS["fast"])
 SELECT = Select(Data(tyro.MISSING), PRESETS["fast"])
@@ -117,20 +119,23 @@ def modern(arguments: list[str]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit code 0; 2 for a mistake in what was given; 130 or 143 for a run that was told to stop."""
-    warnings.formatwarning = lambda message, *_, **__: f"note: {message}\n"  # without a line of our code
+    warnings.formatwarning = lambda message, *_, **__: f"note: {plain(str(message))}\n"  # without a line of our code
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may not have every character
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             return parse(sys.argv[1:] if arguments is None else arguments).perform()
         finally:
             sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
     except RecollectError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # nobody reads on, as in `recollect info MEMORY | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:  # a run says how to go on, and by which signal it was stopped
         print(str(stopped) or "stopped", file=sys.stderr)

@@ -263,22 +263,33 @@ def from_json(kind: type[T], values: dict[str, Any], where: object) -> T:
     for name, value in values.items():
         if name not in known:
             raise unknown(f"setting in {where}", name, known)
-        if not _fits(value, known[name][1]):
-            raise RecollectError(f"{where}: {name} cannot be {value!r}")
-    path_of = {name: path for name, (path, _) in known.items()}
-    if all(len(path) == 1 for path in path_of.values()):  # one that is not nested may have fields without defaults
-        return kind(**{path_of[name][0]: value for name, value in values.items()})
-    return changed(kind(), **values)
+        if not fits(value, known[name][1]):
+            raise RecollectError(f"{where}: {name} cannot be {f'{value!r:.60}'}")
+    if any(len(path) > 1 for path, _ in known.values()):
+        return changed(kind(), **values)
+    try:  # one that is not nested may have fields without defaults
+        return kind(**{known[name][0][0]: value for name, value in values.items()})
+    except TypeError as error:
+        raise RecollectError(f"{where} lacks a setting ({error})") from None
 
 
-def _fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value of JSON has this type. A whole number is a float too; a typed dict may lack keys, and have others."""
+    inside = typing.get_args(hint)
+    if hint is Any:
+        return True
     if typing.get_origin(hint) is Literal:
-        return value in typing.get_args(hint)
+        return value in inside
     if isinstance(hint, UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
+        return any(fits(value, option) for option in inside)
+    if typing.is_typeddict(hint):
+        known = typing.get_type_hints(hint)
+        return isinstance(value, dict) and all(fits(value[name], known[name]) for name in value if name in known)
+    if typing.get_origin(hint) is list:
+        return type(value) is list and all(fits(each, inside[0]) for each in value)
     if hint is float:
-        return type(value) in (int, float)
-    return type(value) is hint
+        return type(value) is float or (type(value) is int and abs(value) < MOST_FLOAT)
+    return type(value) is (typing.get_origin(hint) or hint)
 
 
 # --- presets and checks --------------------------------------------------------------------------------------------------
@@ -319,27 +330,49 @@ LEAST = {
     "real_per_class": 1, "seed": 0, "clip_running": 0, "clip_norm": 0, "checkpoint_seconds": 0, "keep_every": 0,
     "tasks": 1, "per_task": 0, "classes_per_task": 1, "batch": 1, "buffer": 1, "outer_per_batch": 0, "replay": 0,
     "test_steps": 1, "glances": 1, "baseline_replay": 0, "agem_reference": 1, "data_batch": 1, "gdumb_epochs": 1,
-    "all_epochs": 1, "ewc_strength": 0, "kept_downsample": 1,
+    "all_epochs": 1, "ewc_strength": 0, "kept_downsample": 1, "epochs": 1,
 }  # fmt: skip
 """of every setting that is counted or may be 0"""
-RATES = ("minutes", "inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
-DECAYS = ("inner_momentum", "outer_momentum", "ema")
+MOST, MOST_SEED, MOST_FLOAT = 2**31 - 1, 2**63 - 1, 10**300
+"""of every setting that is counted; of a seed; of a whole number that stands for a float"""
+RATES = ("lr", "minutes", "inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
+DECAYS = ("momentum", "inner_momentum", "outer_momentum", "ema")
 
 
-def check(config: Any) -> None:
-    """Refuse values that cannot be meant."""
+def check_values(config: Any) -> None:
+    """Refuse values of single settings that cannot be meant."""
     for name, (_, hint) in settings(type(config)).items():
         value: Any = setting(config, name)
         if value is None:
             continue
-        if name in LEAST and not LEAST[name] <= value < float("inf"):  # which NaN is not, either
-            raise RecollectError(f"{name} is {value}: give {LEAST[name]} or more")
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             raise unknown(name, value, typing.get_args(hint))
+        if type(value) in (str, list, dict, tuple) and not fits(value, hint):
+            raise RecollectError(f"{name} cannot be {f'{value!r:.60}'}")
+        most = MOST_SEED if name == "seed" else MOST
+        if name in LEAST and not LEAST[name] <= value < float("inf"):  # which NaN is not, either
+            raise RecollectError(f"{name} is {value}: give {LEAST[name]} or more")
+        if name in LEAST and isinstance(value, int) and value > most:
+            raise RecollectError(f"{name} is {min(value, 10**30):,}: give {LEAST[name]} to {most:,}")
         if name in RATES and not 0 < value <= 1e6:
             raise RecollectError(f"{name} is {value}: give a number above 0, such as 0.01, and not beyond 1e6")
         if name in DECAYS and not 0 <= value < 1:
             raise RecollectError(f"{name} is {value}: give a number from 0 to below 1")
+
+
+def read_recipe(values: dict[str, Any], where: object) -> Recipe:
+    """A recipe that a file tells, every value of the right type and in a range that can be meant."""
+    recipe = from_json(Recipe, values, where)
+    try:
+        check_values(recipe)
+    except RecollectError as error:
+        raise RecollectError(f"{where}: {error}") from None
+    return recipe
+
+
+def check(config: Any) -> None:
+    """Refuse values that cannot be meant."""
+    check_values(config)
     window, steps = config.inner.window, config.inner.steps
     if window is not None and window > steps:
         raise RecollectError(f"window is {window} in an unroll of {steps} inner_steps: give at most {steps}")

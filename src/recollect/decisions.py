@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from recollect import fast
+from recollect import fast, limits
 from recollect.config import Asking, DistillConfig, changed, check, setting
 from recollect.data import augment
 from recollect.data.images import Images, Split
@@ -37,6 +37,8 @@ def query_of(config: DistillConfig, images: Images, given: MakesQuery | None = N
 def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = None) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
+    if images.classes < 2 and given is None:
+        raise RecollectError(f"{images.name} has one class, '{images.class_names[0]}': give two or more, to be told apart")
     augment.parse(config.inner.augment)
     augment.parse(config.query.encoder_augment)
     if not config.inner.network.startswith("custom "):
@@ -61,6 +63,10 @@ def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = No
         )
     if ways is not None and ways > images.classes:
         raise RecollectError(f"classes_per_step is {ways}, but there are {images.classes} classes")
+    rows = 8 * config.inner.steps * inner * (ways or images.classes)  # of the recalled set, that each network's steps see
+    copies = config.inner.networks_per_step
+    limits.check(f"an unroll of {config.inner.steps:,} inner_steps", rows)
+    limits.check(f"{copies:,} networks_per_step", copies * rows)
     preprocess = config.run.preprocess
     if preprocess == "auto":
         preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"

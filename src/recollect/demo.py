@@ -56,7 +56,7 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
     written = report.write(out)
 
     terminal.accuracy_table(f"digits, 1 image per class: accuracy on the test set of {networks} fresh networks", rows)
-    terminal.say(f"memory  {run.memory_path}\nfigure  {out / 'memory.png'}\nreport  {written}")
+    terminal.say(f"memory  {run.memory_path}", f"figure  {out / 'memory.png'}", f"report  {written}")
     terminal.say(f"in      {time.perf_counter() - began:.0f} s")
     return [evaluation for evaluation, _ in rows]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 
 from recollect import fast
-from recollect.config import Recipe, from_json
+from recollect.config import Recipe, read_recipe
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.devices import find_device
@@ -106,7 +106,7 @@ def evaluate(
 
 
 def memory_recipe(memory: Memory) -> Recipe:
-    return from_json(Recipe, memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
+    return read_recipe(memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
 
 
 def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:

@@ -8,10 +8,13 @@ asked with pictures;
 
 import json
 import math
+import re
+import typing
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from recollect.config import Recipe, fits, read_recipe, settings
 from recollect.errors import RecollectError
 from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
 from recollect.tensorfile import Kind, TensorInfo
@@ -84,25 +87,63 @@ def parse(text: str, where: object) -> Header:
         raise _damaged(where, f"its header lacks a field ({error})") from None
     _check(header, where)
     try:
-        header.to_json()
-    except RecollectError as error:  # what is read here can be written again
+        read_recipe({name: value for name, value in header.recipe.items() if name in settings(Recipe)}, "its recipe")
+        header.to_json()  # what is read here can be written again
+    except RecollectError as error:
         raise _damaged(where, str(error)) from None
     return header
 
 
+class _Whitening(TypedDict):
+    file: str
+    epsilon: float
+
+
+class _Preprocessing(TypedDict):
+    mean: list[float]
+    std: list[float]
+    zca: _Whitening | None
+
+
+class _Made(TypedDict):
+    config: dict
+    steps: int
+
+
+class _Accuracy(TypedDict):
+    network: str
+    on: str
+    mean: float
+    deviation: float
+    n: int
+    protocol: str
+
+
+INSIDE = {"preprocessing": _Preprocessing, "made": _Made, "accuracy": list[_Accuracy]}
+"""what is looked at of fields that may say more"""
+_WHITENING = re.compile(r"zca-[0-9a-f]{16}\.safetensors")
+
+
+def can_prepare(preprocessing: object) -> bool:
+    """Whether a header's preprocessing has the right types, and names its whitening file as we do."""
+    if not isinstance(preprocessing, dict) or not fits(preprocessing, _Preprocessing):
+        return False
+    zca = preprocessing.get("zca")
+    return zca is None or bool(_WHITENING.fullmatch(zca.get("file", "")))
+
+
 def _check(header: Header, where: object) -> None:
     names, shape = header.class_names, header.image_shape
-    wrong = {
-        "dataset": not isinstance(header.dataset, str),
-        "class_names": not _list_of(names, str) or not names or len(set(names)) != len(names),
-        "image_shape": not _list_of(shape, int) or len(shape) != 3 or not _fits(shape),
-        "downsample": type(header.downsample) is not int or not 0 < header.downsample <= MAX_SIDE,
+    types = typing.get_type_hints(Header) | INSIDE
+    wrong = {name: not fits(getattr(header, name), hint) for name, hint in types.items()}
+    wrong |= {
+        "class_names": wrong["class_names"] or not names or len(set(names)) != len(names),
+        "image_shape": wrong["image_shape"] or len(shape) != 3 or not _fits(shape),
+        "downsample": wrong["downsample"] or not 0 < header.downsample <= MAX_SIDE,
         "addressing": header.addressing not in ("learned", "one-hot"),
-        "accuracy": not _list_of(header.accuracy, dict),
-        "checksum": not isinstance(header.checksum, str),
         "query": not is_valid(header.query),
+        "preprocessing": not can_prepare(header.preprocessing),
     }
-    wrong |= {name: not isinstance(getattr(header, name), dict) for name in ("preprocessing", "budget", "recipe", "made")}
     for name, is_wrong in wrong.items():
         if is_wrong:
             raise _damaged(where, f"its header's '{name}' cannot be {str(getattr(header, name))[:60]!r}")
@@ -110,10 +151,6 @@ def _check(header: Header, where: object) -> None:
 
 def _fits(shape: list[int]) -> bool:
     return all(0 < side <= MAX_SIDE for side in shape) and math.prod(shape) <= MAX_NUMBERS
-
-
-def _list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 def read_header(path: "Path | str") -> tuple[Header, dict[str, TensorInfo]]:
@@ -138,6 +175,8 @@ def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object)
         raise _damaged(where, f"its bases are {list(bases[1:])} where the header tells {list(header.base_shape)}")
     if addressing[2] != bases[0]:
         raise _damaged(where, f"its addressing is for {addressing[2]} bases, and it has {bases[0]}")
+    if header.addressing == "one-hot" and bases[0] != addressing[0] * addressing[1]:
+        raise _damaged(where, f"its one-hot addressing is {list(addressing)}")
     if addressing[1] != header.asked.size:
         gives = "its encoder gives" if header.query else "the header names"
         what = "numbers" if header.query else "classes"

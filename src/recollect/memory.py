@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from recollect import limits
 from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
 from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
@@ -109,8 +110,9 @@ class Budget:
         k = self.numbers // (self.base_numbers + matrices * self.query_numbers)
         if k < 1:
             raise RecollectError(
-                f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base: "
-                f"take fewer matrices or {self._more}"
+                f"{matrices} addressing matrices do not fit {self.name} ({self.numbers:,} numbers) beside even one base "
+                f"({self.classes:,} class{'es' * (self.classes > 1)} of images of {'x'.join(map(str, self.image_shape))}): "
+                f"take fewer matrices or {self._more}, larger images or more classes"
             )
         return k
 
@@ -247,7 +249,9 @@ class Memory:
             if query.ndim != 2 or query.shape[1] != size or len(query) == 0:
                 raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {size}], one row a query")
             return query.float()
-        return torch.nn.functional.one_hot(self.labels(query), size).float()
+        labels = self.labels(query)
+        limits.check(f"{len(labels):,} queries of {self.name}", 8 * len(labels) * size, self.nbytes)
+        return torch.nn.functional.one_hot(labels, size).float()
 
     def labels(self, query: Query = None) -> Tensor:
         """The class numbers [Q] that a query of labels or names stands for."""
@@ -280,6 +284,8 @@ class Memory:
         Labels are this memory's class numbers; for query vectors, the rows of the query.
         """
         queries = self.queries(query)
+        count = len(queries) * len(self.addressing)
+        limits.check(f"{count:,} images of {self.name}", 4 * count * math.prod(self.image_shape), self.nbytes)
         images = recall(self.bases.float(), self.addressing.float(), queries, self.image_shape[1:])
         is_vectors = isinstance(query, Tensor) and query.is_floating_point()
         labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
@@ -380,7 +386,11 @@ def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
         return  # whoever made the query kind knows
     expected = {}
     if isinstance(header.asked, Pictures):
-        expected = {name: (p.shape, torch.float32) for name, p in header.asked.network.module.named_parameters()}
+        try:
+            module = header.asked.network.module
+        except RecollectError as error:
+            raise RecollectError(f"{where} is damaged ({error}); distil it again") from None
+        expected = {name: (p.shape, torch.float32) for name, p in module.named_parameters()}
     if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
         raise RecollectError(f"{where} is damaged: its encoder is not the network that its header names; distil it again")
 

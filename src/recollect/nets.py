@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from recollect import limits
 from recollect.errors import RecollectError, unknown
 
 Shape = tuple[int, int, int]  # channels, height, width
@@ -24,6 +25,7 @@ Params = dict[str, Tensor]
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """(what a network puts out [N, outputs], labels) -> a scalar, the mean over the examples"""
 _default_generator = threading.Lock()  # modules draw from it, and there is one for all threads
+MOST_OPTION, MOST_DEPTH = 2**20, 1000  # of a network's name: a damaged file may ask for anything
 SMALL = 100_000  # weights of a network without convolutions that one thread serves best
 _one_thread, _alone = threading.Lock(), [0, 1]  # how many want it now, and how many threads there were before
 
@@ -144,8 +146,10 @@ def constructor(network: "str | Constructor") -> Constructor:
         key, _, value = option.partition("=")
         if key not in known:
             raise unknown(f"option of {name}", key, known)
-        if not value.isdecimal() or int(value) < 1:
-            raise RecollectError(f"network '{network}': {key} is '{value}', not a positive whole number ({name}:{key}=2)")
+        most = MOST_DEPTH if key == "depth" else MOST_OPTION
+        if not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= most:
+            what = f"network '{network[:60]}': {key} is '{value[:20]}', not a positive whole number ({name}:{key}=2)"
+            raise RecollectError(f"{what} of at most {most:,}")
         chosen[key] = int(value)
     return lambda shape, classes: build(shape, classes, **chosen)
 
@@ -153,6 +157,18 @@ def constructor(network: "str | Constructor") -> Constructor:
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """Mean squared error: the loss of continuous targets, [N, outputs] both."""
     return (outputs - targets).square().mean()  # torch's own has no tangent of its gradient
+
+
+def shapes(network: "str | Constructor", shape: Shape, classes: int) -> dict[str, torch.Size]:
+    """Of the parameters that a network has; none is made, whatever size a damaged file asks for."""
+    what = f"network '{network if isinstance(network, str) else 'custom'}' for {classes:,} classes of {list(shape)}"
+    try:
+        with torch.device("meta"):
+            found = {name: p.shape for name, p in constructor(network)(shape, classes).named_parameters()}
+    except RuntimeError as error:  # more numbers than can be counted
+        raise RecollectError(f"{what} cannot be made ({str(error).splitlines()[0]}): give a smaller one") from None
+    limits.check(what, 4 * sum(size.numel() for size in found.values()))
+    return found
 
 
 def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:
@@ -171,6 +187,8 @@ class Network:
         self.shape, self.classes, self.named = shape, classes, isinstance(network, str)
         if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
             raise RecollectError(f"images of {shape[1]}x{shape[2]} are too small for '{network}': use mlp")
+        if self.named:
+            shapes(network, shape, classes)  # what it would take is known before it is made
         self.module = self._build(0)
         if next(self.module.buffers(), None) is not None:
             raise RecollectError(

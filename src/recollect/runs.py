@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
 import recollect
-from recollect.config import renewed, to_json
+from recollect.config import fits, renewed, to_json
 from recollect.errors import RecollectError, unknown
 from recollect.files import held, read_json, sha256, unwritable, write_atomically, write_json
 
@@ -276,12 +276,23 @@ def check_threads(where: Path, saved: dict[str, Any]) -> None:
         )
 
 
+class _Line(TypedDict):
+    step: int
+    loss: float | None
+    norm: float | None
+    lr: float
+    skipped: int
+    seconds: float
+
+
 def _metrics_line(line: bytes) -> dict[str, Any] | None:
     try:
         values = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+    if not isinstance(values, dict) or "step" not in values or not fits(values, _Line):
+        return None
+    return None if any(isinstance(value, list | dict) for value in values.values()) else values
 
 
 def environment() -> dict[str, Any]:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from recollect import fast
-from recollect.config import Recipe
+from recollect.config import Recipe, check_values
 from recollect.data import augment
-from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import captured, precision
 from recollect.fast.flat import Flat
@@ -64,7 +63,7 @@ def train(
         progress: told how far it is, about 100 times a network; it does not change the arithmetic.
         cancelled: asked after each step; once it says yes, Cancelled is raised.
     """
-    _check(recipe)
+    check_values(recipe)
     flat, used = fast.passes(network, device, compute, half=False)
     plan, trained = None, {}
     often = math.ceil(recipe.epochs / MOST_REPORTS)
@@ -81,14 +80,6 @@ def train(
                     raise Cancelled
             trained.update(zip(group, plan.params(), strict=True))
     return [trained[number] for number in range(len(parts))]
-
-
-def _check(recipe: Recipe) -> None:
-    for name, value in (("epochs", recipe.epochs), ("batch", recipe.batch)):
-        if value < 1:
-            raise RecollectError(f"{name} is {value}: give 1 or more")
-    if not recipe.lr > 0:
-        raise RecollectError(f"lr is {recipe.lr}: give a number above 0")
 
 
 def _groups(flat: Flat, parts: list[Part], batch: int, device: str) -> list[list[int]]:

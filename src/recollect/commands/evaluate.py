@@ -98,12 +98,15 @@ def _is_of_run(memory: Path) -> bool:
 
 def _images_of(name: str, memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
+    from recollect.data import NAMED
     from recollect.runs import Run
 
     if command.data:
         return command.load(command.data)
     run = Run(memory.parent)
     known = run.settings["data"] if run.is_begun else {}
+    if "name" not in known and name.lower() not in ("digits", *NAMED):  # a file from anywhere may name any place
+        raise RecollectError(f"{memory} was made of '{name}', which is no official dataset: say where it is (--data)")
     try:
         return loaded({"name": name, **known}, root=command.root, size=command.size)
     except RecollectError as error:

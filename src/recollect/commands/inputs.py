@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tyro.conf import Positional
 
+from recollect.config import fits
 from recollect.errors import RecollectError
 
 if TYPE_CHECKING:
@@ -45,10 +46,19 @@ def spec(data: Data) -> dict[str, Any]:
     return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
 
 
+class _Spec(TypedDict):
+    name: str
+    root: str | None
+    size: int | None
+    classes: list[str] | None
+
+
 def loaded(data: dict[str, Any], **instead: Any) -> "Images":
     """The images of what `spec` wrote, with what is given instead."""
     from recollect.data import load
 
+    if not fits(data, _Spec) or "name" not in data:
+        raise RecollectError(f"the run's config.json has data {f'{data!r:.100}'}: restore its name, root, size and classes")
     known = {name: data.get(name) for name in ("root", "size", "classes")}
     known |= {name: value for name, value in instead.items() if value is not None}
     return load(data["name"], root=known["root"], size=known["size"], classes=known["classes"] or ())

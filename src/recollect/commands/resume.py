@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from tyro.conf import Positional
 
@@ -9,9 +10,17 @@ from recollect.commands.continual import run_stream
 from recollect.commands.distill import run_distillation
 from recollect.commands.inputs import loaded
 from recollect.commands.select import select_values
-from recollect.config import DistillConfig, from_json
+from recollect.config import DistillConfig, fits, from_json
 from recollect.continual.config import ContinualConfig
 from recollect.errors import RecollectError
+
+
+class _How(TypedDict):
+    seeds: int
+    learners: list[str]
+    device: str
+    workers: int
+    together: int | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Resume:
         if kind == "continual":
             config = from_json(ContinualConfig, settings["config"], self.run)
             data |= {"root": str(self.root)} if self.root else {}
+            if not fits(settings["how"], _How):
+                raise RecollectError(f"{begun.config_path} has a 'how' that is none: restore it, or start another run")
             return run_stream(settings["stream"], config, data, settings["how"], self.run, self.quiet)
         for name in ("network", "objective", "query"):
             given = settings["distill"].get(name)

@@ -51,7 +51,7 @@ def select_values(images, config, folder: Path, data, quiet: bool, field, values
     rows = [(evaluation, "") for evaluation in selection.evaluations]
     terminal.accuracy_table(f"{images.name}: accuracy on the validation split ({networks} networks each)", rows)
     figures.save(figures.selection_figure(selection), folder / "select.png")
-    terminal.say(f"best {field}: {selection.best}\ncurve  {folder / 'select.png'}")
+    terminal.say(f"best {field}: {selection.best}", f"curve  {folder / 'select.png'}")
     return 0
 
 

@@ -82,7 +82,12 @@ class Preprocess:
         """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside)."""
         if self.zca is not None:
             zca = self.zca.to(images.device)
-            whole = torch.linalg.solve(zca.matrix.double(), images.flatten(1).double().T).T
+            whole, singular = torch.linalg.solve_ex(zca.matrix.double(), images.flatten(1).double().T)
+            if singular:
+                raise RecollectError(
+                    f"the whitening of {zca.file_name} cannot be undone: its file is not one of ours; copy it again"
+                )
+            whole = whole.T
             images = (whole.float() + zca.mean).view_as(images)
         return images * self._channels(self.std, images) + self._channels(self.mean, images)
 
@@ -178,6 +183,7 @@ def _load_zca(folder: Path, name: str) -> Zca:
     except (SafetensorError, KeyError, ValueError) as error:
         raise RecollectError(f"the whitening file {path} cannot be read: {error}") from None
     size, kinds = zca.mean.numel(), {zca.mean.dtype, zca.matrix.dtype}
-    if zca.mean.shape != (size,) or zca.matrix.shape != (size, size) or kinds != {torch.float32}:
+    finite = bool(zca.mean.isfinite().all() and zca.matrix.isfinite().all())
+    if zca.mean.shape != (size,) or zca.matrix.shape != (size, size) or kinds != {torch.float32} or not finite:
         raise RecollectError(f"the whitening file {path} holds no matrix and mean that belong together: copy it again")
     return zca

@@ -26,6 +26,7 @@ def steps(
 ) -> Iterator[Callable[[dict[str, Any]], None] | None]:
     """Progress of outer steps, or of an amount of other units: how many there are by now, the seconds that the last took, and its
     loss or what else is to be shown."""
+    name = plain(name)
     if quiet:
         yield None
     elif sys.stderr.isatty():
@@ -101,9 +102,9 @@ def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:
     """A table whose columns stand right, as numbers do, but for those named in `left`."""
-    found = Table(*(Column(each, justify="left" if each in left else "right", overflow="fold") for each in headings))
+    found = Table(*(Column(plain(each), justify="left" if each in left else "right", overflow="fold") for each in headings))
     for row in rows:
-        found.add_row(*row)
+        found.add_row(*map(plain, row))
     return found
 
 
@@ -111,7 +112,7 @@ def pairs(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A page of names and values."""
     table = Table(Column(style="bold"), Column(overflow="fold"), show_header=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain, row))
     say(title, table)
 
 
@@ -119,7 +120,12 @@ def say(*things: Any) -> None:
     """To stdout. A table is as wide as the terminal, or 110 columns into a pipe; a line of text is never broken."""
     console = Console(width=None if sys.stdout.isatty() else 110, highlight=False, markup=False, emoji=False)
     for thing in things:
-        console.print(thing, soft_wrap=isinstance(thing, str))
+        console.print(plain(thing) if isinstance(thing, str) else thing, soft_wrap=isinstance(thing, str))
+
+
+def plain(text: str) -> str:
+    """As it may be printed, whatever file it comes from: line breaks, escape sequences and half characters are spelt out."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
