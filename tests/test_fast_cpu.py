@@ -333,6 +333,14 @@ def test_the_convnet_on_a_cpu(chip, compute, name):
     assert flat.kind == KIND[name]
 
 
+@pytest.mark.parametrize(("width", "bf16", "name"), [(32, True, "bf16"), (32, False, "fp32"), (16, True, "fp32")])
+def test_wide_networks_take_half_precision_by_themselves(chip, width, bf16, name):
+    chip(bf16)
+    flat, found = fast.passes(Network(f"convnet:width={width},depth=2", (1, 8, 8), 3), "cpu", half=False)
+    assert isinstance(flat, CpuConvNet)
+    assert (flat.kind, found) == (KIND[name], name)
+
+
 def test_half_precision_needs_a_chip_that_has_it(chip):
     chip(bf16=False)
     with pytest.raises(RecollectError, match="which this processor has no instructions for"):

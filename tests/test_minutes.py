@@ -9,6 +9,7 @@ from test_distillation import CONFIG, toy
 from recollect import DistillConfig, RecollectError, distill, minutes, preset
 from recollect.config import changed
 from recollect.decisions import resolve
+from recollect.distillation import watched
 from recollect.minutes import RECIPES, afford
 from recollect.runs import Run, Stopped
 
@@ -126,3 +127,14 @@ def test_what_was_chosen_is_in_the_run_and_resumes_bit_for_bit(tmp_path, monkeyp
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
     assert memories[0] == memories[1]
+
+
+@pytest.mark.parametrize(("seconds", "device", "told"), [(5.0, "cpu", True), (3.0, "cpu", False), (5.0, "cuda", False)])
+def test_a_long_run_on_a_cpu_is_announced_with_the_remedy(seconds, device, told):
+    lines, shown = [], []
+    watch = watched(changed(DistillConfig(), device=device), shown.append, lines.append)
+    for step in (1, 2, 3):
+        watch({"step": step, "seconds": 1000.0 if step == 1 else seconds})  # the first compiles
+    assert [line["of"] for line in shown] == [1000] * 3
+    assert len(lines) == told
+    assert not told or lines[0].startswith("about 1.4 hours on this processor; shorter: minutes 10")

@@ -177,7 +177,8 @@ class Running:
     device: str = "auto"
     """device that computes: cpu, cuda, or auto: cuda where there is one"""
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """precision of the inner loop's products on a GPU. Auto: bf16 for the ConvNet and lamaml, TF32 for others"""
+    """precision of the inner loop's products. Auto: on a GPU bf16 for the ConvNet and lamaml, TF32 for others; on a CPU bf16 for
+    ConvNets of width 32 or more where the processor multiplies in it, else fp32"""
     compile: bool = False
     """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
     ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and do not need it"""

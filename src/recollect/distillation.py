@@ -39,6 +39,7 @@ from recollect.runs import (
 )
 
 Progress = Callable[[dict[str, Any]], None]
+LONG = 3600.0  # seconds that are worth a word before they are spent
 
 
 def distill(
@@ -99,7 +100,7 @@ def distill(
         if folder and not resume:
             settings = {"data": data or {}, "distill": to_json(config)}
             folder = alone_in.enter_context(Run.working(folder.folder, "distill", settings))
-        return _perform(folder, make(config), saved, fingerprint, _of(config, progress), say)
+        return _perform(folder, make(config), saved, fingerprint, watched(config, progress, say), say)
 
 
 def _named(**given: object) -> dict[str, str]:
@@ -113,9 +114,23 @@ def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:
     return changed(config, **{name: begun[name] for name in CHOSEN if name in begun})
 
 
-def _of(config: DistillConfig, progress: Progress | None) -> Progress:
-    """Told of how many steps there will be."""
-    return lambda line: progress(line | {"of": config.budget.outer_steps}) if progress else None
+def watched(config: DistillConfig, progress: Progress | None, say: Callable[[str], None]) -> Progress:
+    """Told of how many steps there will be. A long run on a CPU is announced, with what makes it shorter."""
+    seen = 0
+
+    def watch(line: dict[str, Any]) -> None:
+        nonlocal seen
+        seen += 1
+        left = line["seconds"] * (config.budget.outer_steps - line["step"])
+        if seen == 2 and config.run.device == "cpu" and left > LONG:  # the first one compiles
+            say(
+                f"about {left / 3600:.1f} hours on this processor; shorter: minutes 10, a smaller network "
+                "(convnet:width=32), or a GPU"
+            )
+        if progress:
+            progress(line | {"of": config.budget.outer_steps})
+
+    return watch
 
 
 def _perform(

@@ -91,7 +91,8 @@ def evaluate(
         networks: how many; 20 by default.
         on: "test", or "validation" for anything that will be chosen by it.
         seed, device: 0 and "auto" by default.
-        compute: precision of the arithmetic on a GPU: "tf32", "fp32" or "bf16"; "auto" is TF32.
+        compute: precision of the training's products: "fp32", "bf16", or "tf32" on a GPU; "auto" is TF32 there, and on a CPU
+            bf16 for wide ConvNets where the processor has it, which the protocol then says.
         progress: told how far the training is.
     """
     if set(memory.class_names) < set(images.class_names):
@@ -164,9 +165,9 @@ def _measure(
     with precision(used):
         values = tuple(100 * accuracy(net, params, *judged) for params in trained)
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
-    return Evaluation(name, shown, values, on, protocol(recipe, networks), time.perf_counter() - began)
+    return Evaluation(name, shown, values, on, protocol(recipe, networks, used), time.perf_counter() - began)
 
 
-def protocol(recipe: Recipe, networks: int) -> str:
+def protocol(recipe: Recipe, networks: int, used: str) -> str:
     text = f"{networks} networks, {recipe.epochs} epochs, batch {recipe.batch}, SGD {recipe.lr:g}, momentum {recipe.momentum:g}"
-    return text if recipe.augment == "none" else f"{text}, {recipe.augment}"
+    return ", ".join([text, *([recipe.augment] if recipe.augment != "none" else []), *(["bf16"] if used == "bf16" else [])])

@@ -107,10 +107,10 @@ def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, 
     return {name: statistics.median(each[name] for each in seconds) for name in ways}
 
 
-def one_pass(given: Problem, flats: Mapping[str, Flat]) -> Iterator[tuple[str, Tensor, Tensor]]:
+def one_pass(network: Network, given: Problem, flats: Mapping[str, Flat]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Each pass over a problem's first batch: its name, what it gives in a precision, and what float64 autograd gives."""
     params, images, labels, (rows, *_), _ = given
-    generator, exact = torch.Generator(images.device).manual_seed(0), unroll.eager(CONVNET.loss)
+    generator, exact = torch.Generator(images.device).manual_seed(0), unroll.eager(network.loss)
     mu = {n: torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) * 0.01 for n, p in params.items()}
     seen, truth = images[rows], labels[rows]
     slope, (curvature, by_seen) = exact.gradient(params, seen, truth), exact.adjoint(params, seen, truth, mu)

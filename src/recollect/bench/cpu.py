@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from recollect import fast, unroll
 from recollect.bench import CONVNET, OPTIONS, full_graph, medians, one_pass, problem, relative_error, timed
-from recollect.config import preset
+from recollect.config import Recipe, changed, preset
 from recollect.data import load
 from recollect.distillation import distill
 from recollect.evaluation import evaluate
@@ -26,6 +26,9 @@ SETTINGS = (
 """name, network, what an unroll is given, its window, and whether the whole graph fits into the memory of a laptop; the second
 is the default preset"""
 ROUNDS = 3
+DIGITS: dict[str, Any] = {"network": "convnet:width=32,depth=2", "inner_steps": 30, "window": 20, "outer_steps": 100}
+"""a small distillation, to compare the precisions by what comes of it"""
+EPOCHS = 300
 
 
 def cpu() -> Iterator[dict[str, Any]]:
@@ -54,7 +57,7 @@ def cpu() -> Iterator[dict[str, Any]]:
             found[f"{name}: {mode}, of the convolutions' rate"] = products / median[mode] / rate
         yield found
     exact = problem(CONVNET, 20, 1, 1, per_class=4).to("cpu", torch.float64)
-    passes = one_pass(exact, {mode: CpuConvNet(CONVNET, mode) for mode in modes})
+    passes = one_pass(CONVNET, exact, {mode: CpuConvNet(CONVNET, mode) for mode in modes})
     found |= {f"{name}: relative error": relative_error(*both) for name, *both in passes}
     yield found
     if "bf16" in modes:
@@ -79,12 +82,12 @@ def _rate(mode: str, images: int = 100) -> float:
 def _accuracies(seeds: int = 3) -> dict[str, float]:
     """Of a small distillation in either precision, on the digits' validation split."""
     images, found = load("digits"), {}
-    small = {"network": "convnet:width=32,depth=2", "images_per_class": 1, "downsample": 1, "inner_steps": 30, "window": 20}
+    recipe = Recipe(DIGITS["network"], EPOCHS)
+    how: Any = dict(networks=3, on="validation", device="cpu")
     for mode in ("fp32", "bf16"):
-        config = [
-            preset("fast", **small, outer_steps=100, init="samples", compute=mode, device="cpu", seed=s) for s in range(seeds)
-        ]
-        means = [evaluate(distill(images, each), images, networks=3, on="validation", device="cpu").mean for each in config]
+        small = preset("fast", **DIGITS, downsample=1, init="samples", compute=mode, device="cpu")
+        memories = [distill(images, changed(small, seed=seed)) for seed in range(seeds)]
+        means = [evaluate(memory, images, recipe=recipe, compute=mode, **how).mean for memory in memories]
         found[f"digits, {seeds} seeds: validation accuracy in {mode}, %"] = statistics.mean(means)
         found[f"digits, {seeds} seeds: deviation in {mode}"] = statistics.stdev(means)
     return found

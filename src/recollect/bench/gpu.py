@@ -211,7 +211,7 @@ def exactness() -> Iterator[Figures]:
     tiny = _unrolls("T = 20, 2 images of 8x8 a step, width 16", small, problem(small, 2, 20, 10, per_class=2).to("cuda"))
     sizes = (20, 320), (150, 100)
     large = [_unrolls(f"T = {steps}, {batch} images a step", CONVNET, _problem(batch, steps)) for steps, batch in sizes]
-    passes = one_pass(_problem(320, 1).to("cuda", torch.float64), {mode: ConvNet(CONVNET, mode) for mode in MODES})
+    passes = one_pass(CONVNET, _problem(320, 1).to("cuda", torch.float64), {mode: ConvNet(CONVNET, mode) for mode in MODES})
     for what, given, exact in chain(passes, tiny, *large):
         error = relative_error(given, exact)
         cosine = float(nn.functional.cosine_similarity(given.flatten(), exact.flatten(), 0))

@@ -22,6 +22,7 @@ from recollect.nets import Network
 Compute = Literal["auto", "bf16", "tf32", "fp32"]
 MOST_IMAGES = 4096  # in one pass of the ConvNet's kernels, whose offsets are 32-bit
 NO_TRITON = "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
+WIDE = 32  # from here on a processor's bf16 pays
 NO_NUMBA = "numba is not installed, which the ConvNet's kernels on a CPU are written in (pip install numba)"
 _said: set[str] = set()
 
@@ -32,7 +33,7 @@ def passes(
     """The passes for a network on a device, and the precision they compute in.
 
     "auto" is bf16 where the ConvNet's kernels run and for chains with convolutions (TF32 without `half`), and TF32 for other
-    networks; on a CPU it is fp32.
+    networks. On a CPU it is bf16 for ConvNets of width 32 or more where the processor multiplies in it, else fp32.
     """
     check(compute, device)
     if not device.startswith("cuda"):
@@ -63,8 +64,10 @@ def _on_cpu(network: Network, compute: Compute, compile: bool) -> tuple[Flat, st
     if reason is None and importlib.util.find_spec("numba"):
         from recollect.fast.cpu import CpuConvNet
 
-        wanted = "bf16" if compute == "bf16" else "fp32"
-        return CpuConvNet(network, wanted), wanted
+        flat = CpuConvNet(network, "fp32")
+        if compute == "bf16" or (compute == "auto" and flat.width >= WIDE and computes_in_bf16()):
+            return CpuConvNet(network, "bf16"), "bf16"
+        return flat, "fp32"
     if compute == "bf16":
         _say(f"bf16 on a CPU is for the ConvNet's kernels, and {reason or NO_NUMBA}: computing in fp32")
     elif reason is None:
