@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_distillation import CONFIG, toy
 
-from recollect import Memory, Recipe, RecollectError, Split, distill
+from recollect import Memory, Recipe, RecollectError, Split, distill, fast, load
 from recollect.config import changed, preset
 from recollect.data.preprocess import Preprocess
-from recollect.evaluation import across, evaluate, full_data, random_real
+from recollect.evaluation import evaluate, full_data, random_real
 
 RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
 
@@ -40,8 +40,7 @@ def test_progress_is_passed_on_and_changes_nothing():
     preprocess = ours.preprocess()
     random_real(images, 2, preprocess, RECIPE, networks=2, progress=seen.append)
     full_data(images, preprocess, RECIPE, networks=2, progress=seen.append)
-    across(ours, images, ["mlp:width=8"], **options, progress=seen.append)
-    assert len(seen) == 4 * 6
+    assert len(seen) == 3 * 6
 
 
 @pytest.mark.parametrize("on", ["test", "validation"])
@@ -80,9 +79,13 @@ def test_full_data_learns():
     assert whole.mean > 90
 
 
-def test_across_architectures():
-    rows = across(memory(), toy(), ["mlp:width=8", "convnet:width=4,depth=1"], recipe=RECIPE, networks=2)
-    assert [row.network for row in rows] == ["mlp:width=8", "convnet:width=4,depth=1"]
+@pytest.mark.parametrize(("width", "bf16", "said"), [(32, True, ", bf16"), (32, False, ""), (16, True, "")])
+def test_the_protocol_says_where_the_arithmetic_is_half(monkeypatch, width, bf16, said):
+    monkeypatch.setattr(fast, "computes_in_bf16", lambda: bf16)
+    recipe = replace(RECIPE, network=f"convnet:width={width},depth=1", epochs=1)
+    images = load("digits").only(["0", "1"])
+    found = random_real(images, 1, Preprocess.fit(images.train.images, "normalise", "cpu"), recipe, networks=1)
+    assert found.protocol == f"1 networks, 1 epochs, batch 4, SGD 0.05, momentum 0.9{said}"
 
 
 def test_refusals():
