@@ -40,7 +40,7 @@ from recollect.data import Images, load
 from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_json
-from recollect.runs import environment, load_checkpoint, save_checkpoint
+from recollect.runs import environment, load_checkpoint, previous, save_checkpoint
 from recollect.show.streams import PAPER
 
 NAMES = {"gem": "GEM", "mer": "MER", "lamaml": "La-MAML"}
@@ -271,7 +271,8 @@ def main(arguments: list[str] | None = None) -> None:
                         path.with_suffix(".pt"),
                     )  # fmt: skip
                     write_json(path, found | {"device": device, "environment": environment()})
-                path.with_suffix(".pt").unlink(missing_ok=True)
+                for done in (path.with_suffix(".pt"), previous(path.with_suffix(".pt"))):
+                    done.unlink(missing_ok=True)
                 results.append(read_json(path))
                 if (results[-1]["settings"], results[-1]["on"]) != (chosen, asked.on):
                     raise RecollectError(f"{path} was run with other settings: give another folder (--runs)")

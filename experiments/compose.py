@@ -22,7 +22,7 @@ import torch
 from record import begun, setting, show, write
 from torch import Tensor
 
-from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, load
+from recollect import DistillConfig, Images, Memory, Preprocess, Recipe, RecollectError, Split, compose, distill, fast, load
 from recollect.config import changed, from_json, preset
 from recollect.decisions import resolve, training_split
 from recollect.devices import find_device
@@ -100,13 +100,17 @@ def main(arguments: list[str] | None = None) -> None:
         }
         for name in given.sources:
             (how, source), key = sources[name], f"{ways}-way, {name}"
-            row = found["rows"].setdefault(
-                key, {"protocol": protocol(how, 1).replace("1 networks", "1 network a task"), "minutes": 0.0, "values": []}
-            )
+            row = found["rows"].setdefault(key, {"protocol": said(how, images, ways, device), "minutes": 0.0, "values": []})
             while len(row["values"]) < len(drawn):
                 measure(row, drawn, source, judged, images, how, given.seed, given.group, device)
                 write(given.out, found)
             print(f"{key}: {row['mean']:.2f} ± {row['deviation']:.2f} (n {row['n']}, {row['minutes']:.1f} min)", flush=True)
+
+
+def said(recipe: Recipe, images: Images, ways: int, device: str) -> str:
+    """The protocol of one network a task."""
+    _, used = fast.passes(Network(recipe.network, images.shape, ways), device, half=False)
+    return protocol(recipe, 1, used).replace("1 networks", "1 network a task")
 
 
 # --- memories --------------------------------------------------------------------------------------------------------

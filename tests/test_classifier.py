@@ -218,12 +218,12 @@ def rewritten(classifier: Classifier, path: Path, tensors: dict | None = None, *
         ({"image_shape": [1, 8]}, "its 'image_shape' cannot be"),
         ({"image_shape": [1, 8, -8]}, "its 'image_shape' cannot be"),
         ({"image_shape": [1, 4, 8]}, "its tensors are not those of mlp:width=8"),
-        ({"image_shape": [1, 65536, 65536]}, "its tensors are not those of mlp:width=8"),
+        ({"image_shape": [1, 65536, 65536]}, "would take 128.0 GiB of memory, more than the limit"),
         ({"sources": [["a", "b"]] * 3}, "its 'sources' cannot be"),
         ({"checksum": "0"}, "do not match its checksum"),
         ({"preprocessing": {"mean": [0.5]}}, "preprocessing .* is damaged"),
         ({"preprocessing": {"mean": [0.5] * 3, "std": [1] * 3, "zca": None}}, "its preprocessing is not for its images"),
-        ({"preprocessing": {"mean": [0.5], "std": [1], "zca": {"file": "zca.safetensors"}}}, "whitening file zca.saf"),
+        ({"preprocessing": {"mean": [0.5], "std": [1], "zca": {"file": "zca.safetensors"}}}, "its 'preprocessing' cannot be"),
         ({"recipe": {}}, "its tensors are not those of convnet"),
         ({"surprise": 1}, "unknown setting in .* 'surprise'"),
     ],
@@ -237,9 +237,9 @@ def test_headers_that_cannot_be(classifier, tmp_path, changes, message):
     ("network", "message"),
     [
         ("mlp:width=9", "its tensors are not those of mlp:width=9"),
-        ("mlp:width=999999999999", "its network is 'mlp:width=999999999999'"),
-        ("mlp:width=65536,depth=9", "its tensors are not those of"),  # 600 billion weights, never made
-        ("convnet:depth=999999999", "its network is"),
+        ("mlp:width=999999999999", "width is '999999999999', not a positive whole number"),
+        ("mlp:width=65536,depth=9", "would take 128.0 GiB of memory"),  # 600 billion weights, never made
+        ("convnet:depth=999999999", "depth is '999999999'"),
         ("mpl", "unknown network 'mpl'"),
         ("custom mine", "unknown network 'custom mine'"),
     ],

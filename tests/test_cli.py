@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -263,7 +264,7 @@ def test_info(call, whole):
 def test_info_of_odd_headers(call):
     """Whatever a header holds is shown as it is, and nothing in it is taken for a style or a picture."""
     memory = make_memory(class_names=("[red]", "[/x]", ":smile:", "a" * 200))
-    header = replace(memory.header, made={"config": [1, {"a": None}]}, budget={"used": {}}, accuracy=[{"mean": 0.123456}])
+    header = replace(memory.header, made={"config": {"a": [1, {"b": None}]}}, budget={"used": {}}, accuracy=[{"mean": 0.123456}])
     Memory(memory.bases, memory.addressing, header).save("odd.safetensors")
     out, _ = call("info", "odd.safetensors")
     assert "[red], [/x], :smile:" in out
@@ -660,7 +661,7 @@ def fill_after(monkeypatch, count: int) -> None:
     real = os.fsync
 
     def full(descriptor: int) -> None:
-        if next(calls) >= count:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode) and next(calls) >= count:
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 

@@ -229,7 +229,7 @@ def test_cancelled():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 1e30}, "the loss is not finite after epoch 1: give a lower lr than 1e.30"),
+        ({"lr": 1e6}, "the loss is not finite after epoch .: give a lower lr than 1e.06"),
         ({"epochs": 0}, "epochs is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"network": "mpl"}, "unknown network 'mpl': did you mean 'mlp'"),
@@ -376,7 +376,7 @@ MISTAKES = """
     a.safetensors --save text.png/c                 | cannot write text.png/c
     a.safetensors --network mpl                     | unknown network 'mpl': did you mean 'mlp'?
     a.safetensors --epochs 0                        | epochs is 0
-    a.safetensors --lr 1e30                         | the loss is not finite
+    a.safetensors --lr 1e30                         | lr is 1e+30: give a number above 0
     a.safetensors --seed -1                         | seed is -1
     a.safetensors --device gpu                      | unknown device 'gpu'
 """

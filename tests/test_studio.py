@@ -171,13 +171,6 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path):
             assert "asked with pictures" in answer.json()["error"]
 
 
-def test_a_recipe_that_makes_no_sense_is_told_at_the_start(tmp_path):
-    plain = make_memory()
-    Memory(plain.bases, plain.addressing, replace(plain.header, recipe={"epochs": "many"})).save(tmp_path / "m.safetensors")
-    with pytest.raises(RecollectError, match="recipe"):
-        shelf.stock([tmp_path / "m.safetensors"])
-
-
 def test_the_projects_own_memories(tmp_path, monkeypatch):
     """memories/ is on the shelf too; a damaged file there is told, and whitening files are none."""
     monkeypatch.setattr(shelf, "OWN", Path("memories"))

@@ -171,7 +171,6 @@ def stock(paths: Sequence[Path], data: Sequence[Images] = ()) -> Shelf:
             continue
         try:
             memory = Memory.load(path)
-            memory_recipe(memory)  # which the page shows: one that makes no sense is told now
             found[path.resolve()] = Entry(len(found), path, memory, of_memory(path))
         except RecollectError as error:
             if path in paths:
