@@ -1,12 +1,12 @@
-"""The project's own memories, 1 image per class: distilled in legs, watched on validation, read on test at the end.
+"""The project's own memories: distilled in legs, watched on validation, read on test at the end.
 
-    python experiments/memories.py --root DATA [--only mnist cifar10] [--runs runs] [--out memories] [--steps 100]
+    python experiments/memories.py --root DATA [--only mnist-1 cifar10-10] [--runs runs] [--out memories] [--steps 100]
 
-Each leg is a run that starts from the memory of the one before; what docs/recipe.md says of the settings was chosen on the
-validation split. All datasets are distilled at the same time, in threads that share one GPU. The results are
-memories/DATASET-1.safetensors and results/memories/DATASET-1.json (--results) with each leg's config, losses, minutes and what
-memories on the way gave on validation, and 20 networks' accuracy on test. Both are written after every leg: a leg that stands
-there is not run again, and one that was stopped goes on.
+A cell is a dataset and its images per class. Each leg is a run that starts from the memory of the one before; what
+docs/recipe.md says of the settings was chosen on the validation split. All cells are distilled at the same time, in threads
+that share one GPU. The results are memories/CELL.safetensors and results/memories/CELL.json (--results) with each leg's
+config, losses, minutes and what memories on the way gave on validation, and 20 networks' accuracy on test. Both are written
+after every leg: a leg that stands there is not run again, and one that was stopped goes on.
 """
 
 import argparse
@@ -26,16 +26,21 @@ from recollect.runs import Run, environment
 ALL = {"bases": 16}
 LONG = ALL | {"inner_steps": 200, "window": 60, "outer_lr": 0.015, "outer_steps": 3000}
 FLIPPED = ALL | {"augment": "flip", "window": 60}
-WHOLE = FLIPPED | {"inner_steps": 150, "window": None, "inner_per_class": 32, "outer_lr": 0.015}
+WHOLE = {"inner_steps": 150, "window": None, "inner_per_class": 32, "outer_lr": 0.015}
+TEN = {"images_per_class": 10, "bases": 160, "init": "samples"}
 LEGS: dict[str, list[dict[str, Any]]] = {
-    "mnist": [ALL | {"outer_steps": 1500}, LONG],
-    "fashion-mnist": [ALL | {"outer_steps": 3500}, LONG],
-    "cifar10": [
+    "mnist-1": [ALL | {"outer_steps": 1500}, LONG],
+    "fashion-mnist-1": [ALL | {"outer_steps": 3500}, LONG, ALL | WHOLE | {"inner_per_class": 29, "outer_steps": 1200}],
+    "svhn-1": [ALL | {"inner_steps": 150, "window": 60, "outer_steps": 3000}, ALL | WHOLE | {"outer_steps": 800}],
+    "cifar10-1": [
         FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
         FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},
-        WHOLE | {"outer_steps": 500},
-        WHOLE | {"outer_steps": 4400},
+        FLIPPED | WHOLE | {"outer_steps": 500},
+        FLIPPED | WHOLE | {"outer_steps": 4400},
     ],
+    "mnist-10": [TEN | {"outer_steps": 2000}, LONG | TEN | {"outer_steps": 2000}],
+    "fashion-mnist-10": [TEN | {"outer_steps": 2000}, LONG | TEN | {"outer_steps": 2000}],
+    "cifar10-10": [FLIPPED | TEN | {"inner_steps": 150, "outer_steps": 3000}, FLIPPED | TEN | WHOLE | {"outer_steps": 1000}],
 }
 KEPT = 5  # memories on the way, of each leg
 
@@ -48,29 +53,34 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("memories"))
     parser.add_argument("--results", type=Path, default=Path("results/memories"))
     parser.add_argument("--steps", type=int, help="outer steps of every leg, to try the script out")
+    parser.add_argument("--kept", type=int, default=KEPT, help="memories on the way of each leg that validation judges")
     arguments = parser.parse_args()
 
     def work(name: str, tell: Tell) -> None:
-        images = recollect.load(name, root=arguments.root)
-        path, told = arguments.out / f"{name}-1.safetensors", arguments.results / f"{name}-1.json"
-        remember(images, arguments.runs, path, told, arguments.steps, tell)
+        images = recollect.load(name.rpartition("-")[0], root=arguments.root)
+        path, told = arguments.out / f"{name}.safetensors", arguments.results / f"{name}.json"
+        remember(images, name, arguments.runs, path, told, arguments.steps, arguments.kept, tell)
 
     executor = EXECUTORS["threads" if torch.cuda.is_available() else "inline"](len(arguments.only))
     executor.run([Job(name, work, (name,)) for name in arguments.only], lambda what, _: print(what, flush=True))
 
 
-def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps: int | None, tell: Tell) -> None:
+def remember(
+    images: recollect.Images, cell: str, runs: Path, path: Path, told: Path, steps: int | None, kept: int, tell: Tell
+) -> None:
     """Run the legs that are missing from the memory at `path`, then test it; all of it is recorded in `told`."""
     written: dict[str, Any] = read_json(told) if told.exists() else {"legs": []}
-    for number, leg in list(enumerate(LEGS[images.name], 1))[len(written["legs"]) :]:
+    for number, leg in list(enumerate(LEGS[cell], 1))[len(written["legs"]) :]:
         config = changed(recollect.DistillConfig(), **leg)
         config = changed(config, outer_steps=steps or config.budget.outer_steps, start=str(path) if number > 1 else None)
-        config = changed(config, keep_every=max(1, config.budget.outer_steps // KEPT))
-        run = Run(runs / f"{images.name}-leg-{number}")
+        if config.run.start:  # its bases and addressing are copied
+            config = changed(config, init="kaiming")
+        config = changed(config, keep_every=max(1, config.budget.outer_steps // kept))
+        run = Run(runs / f"{cell}-leg-{number}")
 
         def show(line: dict[str, Any], number: int = number, every: int = config.run.keep_every) -> None:
             if line["step"] in (1, 10) or line["step"] % every == 0:
-                tell(f"{images.name} leg {number} {line}", 1.0)
+                tell(f"{cell} leg {number} {line}", 1.0)
 
         memory = recollect.distill(images, config, run=run.folder, resume=run.is_begun, progress=show)
         written = {"legs": [*written["legs"], followed(run, images)], "environment": environment()}
@@ -80,7 +90,7 @@ def remember(images: recollect.Images, runs: Path, path: Path, told: Path, steps
     if "test" not in written:
         memory = recollect.Memory.load(path)
         test = recollect.evaluate(memory, images, networks=20)
-        print(f"{images.name}: {test.mean:.2f} ± {test.deviation:.2f} on test (n = 20)", flush=True)
+        print(f"{cell}: {test.mean:.2f} ± {test.deviation:.2f} on test (n = 20)", flush=True)
         memory.with_accuracy(test.entry()).save(path)
         write(told, {"test": test.to_json(), **written})
 
