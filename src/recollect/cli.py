@@ -1,23 +1,27 @@
 """The command line: the commands put together, and what becomes of errors and of Ctrl-C."""
 
 import io
+import operator
 import os
 import signal
 import sys
 import warnings
 from dataclasses import replace
+from functools import reduce
 from typing import Annotated, Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitSubcommandPrefixes, PositionalMetavarFromFieldName, subcommand
 
+import recollect
 from recollect import limits
+from recollect.commands import help
 from recollect.commands.ask import Ask
 from recollect.commands.bench import Bench
 from recollect.commands.classify import Classify
 from recollect.commands.compose import Compose
 from recollect.commands.continual import Continual
-from recollect.commands.data import DataTop
+from recollect.commands.data import DATA, DataTop
 from recollect.commands.demo import Demo
 from recollect.commands.distill import Distill
 from recollect.commands.evaluate import Evaluate
@@ -33,6 +37,24 @@ from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.errors import RecollectError
 from recollect.show.terminal import plain
 
+KINDS: dict[str, Any] = {
+    "distill": Distill,
+    "resume": Resume,
+    "evaluate": Evaluate,
+    "select": Select,
+    "recall": Recall,
+    "compose": Compose,
+    "ask": Ask,
+    "classify": Classify,
+    "plot": Plot,
+    "info": Info,
+    "data": DataTop,
+    "continual": Continual,
+    "demo": Demo,
+    "studio": Studio,
+    "bench": Bench,
+}
+ABOUT = "Distil a dataset into a tiny addressable memory, and recall from it what you need later."
 DISTILL = Distill(Data(tyro.MISSING), PRESETS["fast"])
 SELECT = Select(Data(tyro.MISSING), PRESETS["fast"])
 CONTINUAL = Continual(tyro.MISSING, ContinualConfig())
@@ -44,26 +66,37 @@ NAMED = {
     "continual": replace(CONTINUAL, stream="rotations"),
 }
 """the same, complete without a word: --help may be asked for before there is one"""
+HELP = ("-h", "--help", "--help-all")
 
 
 def parse(arguments: list[str]) -> Any:
-    """The command that the arguments spell, as its dataclass; --help and mistakes end the program here."""
+    """The command that the arguments spell, as its dataclass; --help, --version and mistakes end the program here."""
     arguments = modern(raised(arguments))
+    words = [word for word in arguments if word not in HELP]
+    if arguments[:1] == ["--version"]:
+        print(f"recollect {recollect.__version__}")
+        raise SystemExit(0)
     defaults = dict(COMMANDS)
-    if arguments[:1] and arguments[0] in COMMANDS:
-        defaults[arguments[0]] = _with_defaults(arguments, defaults[arguments[0]])
-    return tyro.cli(
-        _commands(defaults),
-        prog="recollect",
-        description="Distil a dataset into a tiny addressable memory, and recall from it what you need later. With any command, "
-        f"--most-gib raises the limit of what a small file may take of memory, {limits.USUAL:g} GiB.",
-        args=arguments,
-    )
+    if words[:1] and words[0] in COMMANDS:
+        defaults[words[0]] = _with_defaults(words, defaults[words[0]])
+    if words != arguments and (not words or words[0] in KINDS):
+        print(_help(words, defaults, "--help-all" in arguments))
+        raise SystemExit(0)
+    return tyro.cli(_commands(defaults), prog="recollect", description=ABOUT, args=words)
 
 
-def _with_defaults(arguments: list[str], command: Any) -> Any:
+def _help(words: list[str], defaults: dict[str, Any], everything: bool) -> str:
+    name = words[0] if words else ""
+    if not name:
+        return help.overview("recollect", KINDS, ABOUT)
+    if KINDS[name] is not DataTop:
+        return help.page(name, KINDS[name], defaults.get(name), everything)
+    below = words[1] if words[1:] and words[1] in DATA else ""
+    return help.page(f"data {below}", DATA[below]) if below else help.overview("recollect data", DATA, help.about(DataTop))
+
+
+def _with_defaults(words: list[str], command: Any) -> Any:
     """The preset or the stream decides the other defaults: they are parsed once to learn which it is."""
-    words = [word for word in arguments if word not in ("-h", "--help")]
     try:
         found = tyro.cli(_commands(NAMED), args=words, console_outputs=False)
     except SystemExit:  # what is wrong is said by the parser that follows
@@ -74,23 +107,11 @@ def _with_defaults(arguments: list[str], command: Any) -> Any:
 
 
 def _commands(defaults: dict[str, Any]) -> Any:
-    kinds = (
-        Annotated[Distill, subcommand("distill", default=defaults["distill"])]
-        | Annotated[Resume, subcommand("resume")]
-        | Annotated[Evaluate, subcommand("evaluate")]
-        | Annotated[Select, subcommand("select", default=defaults["select"])]
-        | Annotated[Recall, subcommand("recall")]
-        | Annotated[Compose, subcommand("compose")]
-        | Annotated[Ask, subcommand("ask")]
-        | Annotated[Classify, subcommand("classify")]
-        | Annotated[Plot, subcommand("plot")]
-        | Annotated[Info, subcommand("info")]
-        | Annotated[DataTop, subcommand("data")]
-        | Annotated[Continual, subcommand("continual", default=defaults["continual"])]
-        | Annotated[Demo, subcommand("demo")]
-        | Annotated[Studio, subcommand("studio")]
-        | Annotated[Bench, subcommand("bench")]
+    each = (
+        Annotated[kind, subcommand(name, default=defaults[name]) if name in defaults else subcommand(name)]
+        for name, kind in KINDS.items()
     )
+    kinds = reduce(operator.or_, each)
     return PositionalMetavarFromFieldName[OmitSubcommandPrefixes[FlagCreatePairsOff[kinds]]]  # pyright: ignore
 
 

@@ -38,13 +38,14 @@ class Recipe:
     epochs: int = 300
     """passes over the recalled images"""
     batch: int = 640
-    """images a step"""
+    """images of a training step"""
     lr: float = 0.01
     """learning rate of SGD, constant"""
     momentum: float = 0.9
     """momentum of SGD"""
     augment: str = "none"
-    """fresh for every image and step: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    """augmentation, fresh for every image and step: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined
+    by +"""
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,16 @@ class Limits:
     """What a distillation may spend: floats, outer steps, and images in each."""
 
     images_per_class: int = 1
-    """the budget: as many floats as this many images of each class"""
+    """budget of the memory: as many floats as this many images of each class"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """precision of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
     minutes: float | None = None
-    """how long to distil: chooses objective, network, unroll and outer_steps for this device by a few timed steps; what is given
-    beside it stays, but for outer_steps. Default: on a CPU 10 where nothing else is given; else none, and outer_steps count"""
+    """how long to distil: chooses objective, network, unroll and outer_steps for this device by a few timed steps; other
+    settings that are given stay. Default: 10 on a CPU where no setting is given, else outer_steps decide"""
     outer_steps: int = 1000
-    """how often the memory is updated"""
+    """number of outer steps: updates of the memory"""
     classes_per_step: int | None = None
-    """labels sampled for each outer step. Default: all; with query images, 5"""
+    """classes sampled for each outer step. Default: all, or 5 with query images"""
     real_per_class: int = 200
     """real images of each class in the outer loss (fewer where there are fewer)"""
 
@@ -71,17 +72,17 @@ class Sizes:
     """What a memory is made of, and how it begins."""
 
     bases: int | None = None
-    """how many shared bases (K); the addressing matrices fill the rest of the budget. Default: as many as fit with one matrix
+    """number of shared bases (K); the addressing matrices fill the rest of the budget. Default: as many as fit with one matrix
     for every 20 numbers of a base, and four or more"""
     matrices: int | None = None
-    """how many addressing matrices (r): images that each query recalls. Default: as many as the budget holds"""
+    """number of addressing matrices (r): images that each query recalls. Default: as many as the budget holds"""
     addressing: Literal["learned", "one-hot"] = "learned"
-    """learned addressing over shared bases, or one-hot: plain per-class images, as in standard distillation"""
+    """kind of addressing: learned, over shared bases; or one-hot, plain images of each class as in standard distillation"""
     downsample: int = 2
-    """bases are this much smaller than images on each side"""
+    """factor by which bases are smaller than images on each side"""
     init: Literal["kaiming", "xavier", "unit", "samples"] = "kaiming"
-    """how bases and addressing begin: Kaiming uniform (the paper), Xavier uniform (its code), such that recalls have variance 1
-    (unit), or such that they recall real samples as nearly as they can"""
+    """start of bases and addressing. kaiming: Kaiming uniform (the paper); xavier: Xavier uniform (the paper's code); unit:
+    recalls have variance 1; samples: recalls are real images, as nearly as they can be"""
 
 
 @dataclass(frozen=True)
@@ -89,19 +90,19 @@ class Asking:
     """What a memory is asked with."""
 
     kind: Annotated[Literal["labels", "images"], flag("query")] = "labels"
-    """what a memory is asked with: labels; or pictures, through an encoder that is trained with it"""
+    """kind of query that a memory answers: labels, or images through an encoder that is trained with the memory"""
     shots: int = 5
-    """pictures of each class that an outer step asks with (query images)"""
+    """pictures of each class in the query of an outer step (query images)"""
     size: Annotated[int, flag("query_size")] = 64
-    """numbers that the encoder makes of a picture (query images)"""
+    """size of the query vector that the encoder makes of a picture (query images)"""
     form: Annotated[Literal["unit", "probabilities"], flag("query_form")] = "unit"
-    """what pictures are asked with (query images). unit: each by itself, with its vector at length 1, as in the paper;
-    probabilities: all pictures of a class together, with the softmax of their mean"""
+    """query vectors of pictures (query images). unit: one of length 1 for each picture, as in the paper; probabilities: one for
+    all pictures of a class, the softmax of their mean"""
     encoder_lr: float = 0.001
     """learning rate of the encoder (query images)"""
     encoder_epochs: int = 0
-    """passes over the training images in which the encoder first learns to name their classes (query images; its
-    query_size must be as many or more)"""
+    """passes over the training images in which the encoder first learns to classify them (query images; query_size must be at
+    least the number of classes)"""
     encoder_augment: str = "none"
     """augmentation of the pictures that the encoder sees: flip, crop, ... joined by + (query images)"""
 
@@ -111,11 +112,11 @@ class InnerLoop:
     """How a fresh network is trained on what is recalled, and how its trajectory is differentiated."""
 
     network: str = "convnet"
-    """the inner network: convnet, resnet12, alexnet, mlp or lamaml, with options: convnet:width=64,depth=4"""
+    """inner network: convnet, resnet12, alexnet, mlp or lamaml, with options: convnet:width=64,depth=4"""
     steps: Annotated[int, flag("inner_steps")] = 60
     """length of the unroll (T)"""
     per_class: Annotated[int | None, flag("inner_per_class")] = None
-    """recalled images of each class that an inner step sees. Default: 10, or all where there are fewer"""
+    """recalled images of each class in an inner step. Default: 10, or all where there are fewer"""
     optimiser: Annotated[Literal["sgd", "adam"], flag("inner_optimiser")] = "sgd"
     """optimiser of the inner loop"""
     lr: Annotated[float, flag("inner_lr")] = 0.01
@@ -123,18 +124,19 @@ class InnerLoop:
     momentum: Annotated[float, flag("inner_momentum")] = 0.9
     """momentum of the inner loop (beta_0), and of networks that are trained on the memory"""
     bridge: Literal["full", "forward-only", "none"] = "full"
-    """whether the adjoint crosses steps through the momentum; none: no momentum at all"""
+    """treatment of the inner momentum by the adjoint. full: exact; forward-only: left out of the adjoint; none: no momentum at
+    all"""
     window: int | None = 40
-    """how many steps of the unroll the adjoint covers (None: all)"""
+    """number of last steps of the unroll that the adjoint covers; None covers all"""
     window_place: Literal["late", "random"] = "random"
-    """the window ends with the unroll, or the unroll ends at random, not before the window is full"""
+    """place of the window. late: it ends with the unroll; random: the unroll ends at random, not before the window is full"""
     networks_per_step: int = 1
     """fresh inner networks for each outer step, their gradients averaged"""
     augment: str = "none"
     """augmentation of recalled images: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
     augment_scope: Literal["sample", "outer"] = "sample"
-    """fresh for every recalled image and inner step; or one transform with one parameter for all images, recalled and
-    real, of an outer step"""
+    """scope of the augmentation. sample: fresh for every recalled image and inner step; outer: one transform for all images of an
+    outer step, recalled and real"""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class OuterStep:
     """What drives the memory, and how it is updated."""
 
     objective: Literal["unrolled", "regression"] = "unrolled"
-    """what drives the memory. unrolled: the loss of networks that were trained on the recall (the paper); regression: kernel
+    """objective of the memory. unrolled: the loss of networks that were trained on the recall (the paper); regression: kernel
     ridge regression on features of a pool of networks, without an unroll"""
     optimiser: Annotated[Literal["adam", "sgd"], flag("outer_optimiser")] = "adam"
     """optimiser of the memory"""
@@ -153,12 +155,12 @@ class OuterStep:
     schedule: Annotated[Literal["cosine", "constant"], flag("outer_schedule")] = "cosine"
     """schedule of the memory's learning rate over the outer steps"""
     clip_running: float = 2.0
-    """clip the outer gradient at this many times the running mean of its norm, and skip one of 20 times, which comes from
-    an inner loop that diverged (0: do neither)"""
+    """multiple of its running mean norm at which the outer gradient is clipped; one of 20 times the mean comes from an inner loop
+    that diverged, and is skipped. 0 does neither"""
     clip_norm: float = 0.0
-    """clip the outer gradient at this norm (0: do not)"""
+    """norm at which the outer gradient is clipped; 0 does not clip"""
     ema: float = 0.99
-    """decay of the average of the memory that is saved (0: save the memory itself)"""
+    """decay of the average of the memory that is saved; 0 saves the memory itself"""
 
 
 @dataclass(frozen=True)
@@ -166,26 +168,26 @@ class Running:
     """Where a distillation starts from, runs, and what it keeps."""
 
     start: str | None = None
-    """a memory of the same sizes to go on from (its file), instead of fresh bases and addressing. One that is asked with labels
-    can go on with query images, as probabilities"""
+    """file of a memory of the same sizes to go on from. Default: fresh bases and addressing. A memory of labels can go on with
+    query images, as probabilities"""
     preprocess: Literal["auto", "normalise", "zca"] = "auto"
-    """per-channel normalisation, with or without ZCA whitening. Auto: ZCA for svhn, cifar10 and cifar100"""
+    """preprocessing of images: normalise each channel, or zca, whitening too; auto is zca for svhn, cifar10 and cifar100"""
     use_validation: bool = False
-    """distil the validation split too: for a final run, when nothing is left to choose"""
+    """distil the validation split too, for a final run when nothing is left to choose"""
     seed: int = 0
-    """seed of everything random"""
+    """seed of all random draws"""
     device: str = "auto"
-    """device that computes: cpu, cuda, or auto: cuda where there is one"""
+    """device that computes: cpu, cuda, or auto (cuda where there is one)"""
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """precision of the inner loop's products. Auto: on a GPU bf16 for the ConvNet and lamaml, TF32 for others; on a CPU bf16 for
+    """precision of the inner loop's products. auto: on a GPU bf16 for the ConvNet and lamaml, TF32 for others; on a CPU bf16 for
     ConvNets of width 32 or more where the processor multiplies in it, else fp32"""
     compile: bool = False
-    """torch.compile the inner passes: half a minute to start, then faster; worth it on long runs of large networks. The
-    ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and do not need it"""
+    """compile the inner passes by torch.compile: half a minute to start, then faster; worth it on long runs of large networks.
+    The ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and gain nothing"""
     checkpoint_seconds: float = 60.0
-    """how often a checkpoint is written"""
+    """seconds from one checkpoint to the next"""
     keep_every: int = 0
-    """also keep the memory as it is after every so many outer steps, in the run's folder (0: only at the end)"""
+    """number of outer steps after which the run's folder keeps a copy of the memory, each time; 0 keeps only the last"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Ask(Files, Training):
     pictures: Positional[tuple[Path, ...]]
     """a folder of pictures for each class, or one folder with such folders in it"""
     data: str | None = None
-    """the memory's own dataset, from which a whitening file that is not beside the memory is fitted again"""
+    """dataset that the memory was made of, from which a whitening file that is not beside the memory is fitted again"""
 
     def perform(self) -> int:
         from recollect.composition import ask, folders

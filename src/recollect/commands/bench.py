@@ -11,20 +11,20 @@ from recollect.files import write_json
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure this machine: ratios, each from one run."""
+    """Benchmark this machine; each ratio is from one run."""
 
     what: Positional[tuple[Literal["unroll", "memory", "demo", "startup", "cpu", "engine", "exactness"], ...]] = (
         "unroll",
         "memory",
         "startup",
     )
-    """unroll: an outer step against plain full-graph autograd; memory: peak memory at T = 10 and T = 100; demo: end to end;
-    startup: import and --help; cpu: the ConvNet's passes by hand against the plain way, the chip and float64; and on a GPU,
-    engine: an outer iteration against the published loop; exactness: each precision against float64"""
+    """benchmarks to run. unroll: an outer step against plain full-graph autograd; memory: peak memory at T = 10 and T = 100;
+    demo: end to end; startup: import and --help; cpu: the ConvNet's passes by hand against the plain way, the chip and float64;
+    and on a GPU, engine: an outer iteration against the published loop; exactness: each precision against float64"""
     profile: bool = False
-    """engine: time by kernel too"""
+    """show the time of each kernel too (engine)"""
     json: Path | None = None
-    """write the figures here"""
+    """file to write the figures to"""
 
     def perform(self) -> int:
         from recollect.bench import bench

@@ -14,7 +14,7 @@ class Classify:
     """Say what pictures show, by a classifier that compose or ask has saved."""
 
     classifier: Positional[Path]
-    """its .safetensors file"""
+    """classifier's .safetensors file"""
     pictures: Positional[tuple[Path, ...]]
     """files; they are resized, and made grey or RGB"""
 

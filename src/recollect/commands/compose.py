@@ -21,9 +21,9 @@ class Compose(Files, Training):
     """memory files (or folders of runs), each with its classes: a.safetensors:cat,dog b.safetensors:truck. Without a
     colon: all its classes"""
     test: tuple[str, ...] = ()
-    """datasets to test it on: its accuracy, and what it takes for what"""
+    """datasets to test the classifier on: accuracy and confusion matrix"""
     on: Literal["test", "validation"] = "test"
-    """the split to report; whatever you choose by it, choose on validation"""
+    """split of the test data to report; choose settings on validation"""
 
     def perform(self) -> int:
         from recollect.composition import compose

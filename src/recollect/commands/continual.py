@@ -17,23 +17,24 @@ class Continual(Files):
     """Learn the tasks of a stream one after another, and compare learners by what they retain; goes on where it was stopped."""
 
     stream: Positional[Literal["rotations", "permutations", "many", "cifar100", "rotations-60k", "permutations-60k", "split"]]
-    """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The
-    settings below have its protocol for defaults, and how we distil it"""
+    """rotations, permutations, many, cifar100, rotations-60k, permutations-60k, or split: any dataset by its classes. The stream
+    decides the defaults of all settings"""
     config: Annotated[OmitArgPrefixes[ContinualConfig], arg(name="")]
     learners: tuple[str, ...] = ()
-    """compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress and gdumb"""
+    """learners to compare: compress, union, gdumb, online, er, agem, ewc, all-data. Default: all; of the 60k streams, compress
+    and gdumb"""
     seeds: int = 5
-    """how many runs: seeds 0, 1, ..."""
+    """number of runs, with seeds from 0"""
     data: str | None = None
-    """images instead of the stream's own (mnist, cifar100): a dataset's name, a folder, a .npz file, hf:owner/name"""
+    """dataset to stream: a name, a folder, a .npz file, or hf:owner/name. Default: mnist, or cifar100 for the stream cifar100"""
     out: Path | None = None
     """folder of the run. Default: runs/continual-STREAM"""
     workers: int = 1
-    """processes that share the work"""
+    """number of processes that share the work"""
     together: int | None = None
     """tasks distilled side by side in one unroll. Default: all on a GPU, 1 on a CPU"""
     device: str = "auto"
-    """cpu, cuda, or auto: cuda where there is one"""
+    """device that computes: cpu, cuda, or auto (cuda where there is one)"""
     quiet: bool = False
     """print the result alone"""
 

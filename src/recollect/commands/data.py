@@ -16,13 +16,13 @@ class DataGet:
     """Download the official files of datasets, with checksums; an interrupted download resumes."""
 
     names: Positional[tuple[str, ...]]
-    """mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet"""
+    """datasets to download: mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet"""
     root: Path | None = None
-    """where to put them. Default: $RECOLLECT_DATA, else the user's cache"""
+    """folder to put the files in. Default: $RECOLLECT_DATA, else the user's cache"""
     mirror: str | None = None
     """address of a folder with the same files"""
     quiet: bool = False
-    """no progress"""
+    """print the result alone"""
 
     def perform(self) -> int:
         from recollect.data.fetch import get
@@ -36,7 +36,7 @@ class DataGet:
 
 @dataclass(frozen=True)
 class DataShow:
-    """Read a dataset and tell its sizes and classes."""
+    """Read a dataset, and show its sizes and classes."""
 
     images: OmitArgPrefixes[Data]
 
@@ -51,9 +51,12 @@ class DataShow:
         return 0
 
 
+DATA = {"get": DataGet, "show": DataShow}
+
+
 @dataclass(frozen=True)
 class DataTop:
-    """Get or look at datasets."""
+    """Download datasets, or look at images."""
 
     command: OmitArgPrefixes[Annotated[DataGet, subcommand("get")] | Annotated[DataShow, subcommand("show")]]
 

@@ -9,14 +9,14 @@ from recollect.commands.inputs import at_least_one
 
 @dataclass(frozen=True)
 class Demo:
-    """Digits, distilled and compared in two minutes; nothing is downloaded."""
+    """Distil the digits and compare with baselines, in two minutes; nothing is downloaded."""
 
     out: Path | None = None
     """folder of the run. Default: runs/demo, or the next free number after it"""
     networks: int = 20
-    """fresh networks a row"""
+    """number of fresh networks for each row of the table"""
     quiet: bool = False
-    """no progress"""
+    """print the result alone"""
 
     def perform(self) -> int:
         at_least_one(self.networks)

@@ -20,11 +20,11 @@ class Distill:
     images: OmitArgPrefixes[Data]
     config: Annotated[OmitArgPrefixes[DistillConfig], arg(name="")]
     preset: Literal["fast", "paper"] = "fast"
-    """where the defaults below come from"""
+    """set of defaults: fast, chosen on validation splits, or paper"""
     out: Path | None = None
     """folder of the run. Default: runs/DATASET-IMAGES_PER_CLASS"""
     tensorboard: bool = False
-    """also log for TensorBoard, in the run's folder (pip install 'recollect[tensorboard]')"""
+    """log for TensorBoard too, in the run's folder (pip install 'recollect[tensorboard]')"""
     quiet: bool = False
     """print the result alone"""
 

@@ -22,27 +22,27 @@ class Evaluate(Files):
     memory: Positional[Path]
     """a memory file, or the folder of a run"""
     data: str | None = None
-    """the memory's dataset, where its name is not enough: a folder, a .npz file, hf:owner/name"""
+    """dataset that the memory was made of, where its name is not enough: a folder, a .npz file, hf:owner/name"""
     networks: int = 20
-    """how many fresh networks of each kind"""
+    """number of fresh networks for each row of the table"""
     architectures: tuple[str, ...] = ()
-    """networks to train: the cross-architecture table. Default: the memory's own"""
+    """networks to train, such as convnet resnet12, for a cross-architecture table. Default: the memory's own"""
     epochs: int | None = None
-    """instead of the memory's recipe"""
+    """passes over the recalled images. Default: those of the memory's recipe"""
     on: Literal["test", "validation"] = "test"
-    """the split to report; whatever you choose by it, choose on validation"""
-    baselines: bool = True
-    """also train on random real images of the same floats"""
+    """split to report; choose settings on validation"""
+    no_baselines: bool = False
+    """leave out the networks that are trained on random real images of the same floats"""
     full: int = 0
-    """also train on all the data, for this many epochs"""
+    """epochs of networks that are trained on all the data too; with 0 there are none"""
     record: bool = False
     """write the accuracy into the memory file's header"""
     json: Path | None = None
     """write all values here. Default: evaluation.json beside the memory"""
     seed: int = 0
-    """of the networks"""
+    """seed of the networks"""
     device: str = "auto"
-    """cpu, cuda or auto"""
+    """device that computes: cpu, cuda, or auto (cuda where there is one)"""
 
     def perform(self) -> int:
         from recollect.evaluation import evaluate, full_data, memory_recipe, random_real
@@ -69,7 +69,7 @@ class Evaluate(Files):
 
         rows = [measured("memory", memory.floats, evaluate, memory, images, recipe=each) for each in recipes]
         found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
-        if self.baselines:
+        if not self.no_baselines:
             per_class = memory.header.budget.get("images_per_class", 1)
             if type(per_class) is not int or per_class < 1:
                 raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Where the official files are, and what becomes of others."""
+    """Where the official files are, and how other images are read."""
 
     root: Path | None = None
     """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
@@ -31,10 +31,10 @@ class Data(Files):
     """Which images."""
 
     data: Positional[str]
-    """digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz file, or
-    hf:owner/name"""
+    """images to read: digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz
+    file, or hf:owner/name"""
     classes: tuple[str, ...] = ()
-    """names of the only classes to take. Default: all"""
+    """names of the classes to take, in this order. Default: all"""
 
 
 def spec(data: Data) -> dict[str, Any]:

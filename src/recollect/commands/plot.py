@@ -13,12 +13,12 @@ class Plot:
     """Draw a figure from memories, runs and results."""
 
     figure: Positional[str]
-    """memory, bases, recalled, similarity (of a memory); curves (of runs); number-of-bases, inner-steps, budget,
+    """figure to draw: memory, bases, recalled, similarity (of a memory); curves (of runs); number-of-bases, inner-steps, budget,
     architectures (of measured accuracies); selection; continual (of an accuracy matrix)"""
     paths: Positional[tuple[Path, ...]]
     """memory files, folders of runs or selections, JSON results; one, or several to compare"""
     out: Path
-    """the file to write, .png or .svg"""
+    """figure's file to write, .png or .svg"""
     classes: tuple[str, ...] = ()
     """names of the classes to show, in this order (recalled, similarity)"""
 

@@ -28,9 +28,9 @@ class Resume:
     """Continue a run or a selection that was stopped or killed, from its last checkpoint."""
 
     run: Positional[Path]
-    """its folder"""
+    """folder of the run or selection"""
     root: Path | None = None
-    """folder with the official files, where it is not the one the run was begun with"""
+    """folder with the official files, where they have moved since the run was begun"""
     quiet: bool = False
     """print the result alone"""
 

@@ -14,18 +14,18 @@ from recollect.show import terminal
 
 @dataclass(frozen=True)
 class Select:
-    """Choose the number of bases, or any one setting, on the validation split; prints and plots the curve."""
+    """Choose the number of bases, or any other setting, on the validation split."""
 
     images: OmitArgPrefixes[Data]
     config: Annotated[OmitArgPrefixes[DistillConfig], arg(name="")]
     preset: Literal["fast", "paper"] = "fast"
-    """where the defaults below come from"""
+    """set of defaults: fast, chosen on validation splits, or paper"""
     field: str = "bases"
-    """the setting to vary"""
+    """setting to vary"""
     values: tuple[str, ...] = ()
-    """what to try: --values 8 16 24"""
+    """values to try, as in --values 8 16 24"""
     networks: int = 5
-    """fresh networks for each value"""
+    """number of fresh networks for each value"""
     out: Path | None = None
     """folder of the selection. Default: runs/select-DATASET-FIELD"""
     quiet: bool = False

@@ -16,11 +16,11 @@ class Studio(Files):
     memories: Positional[tuple[Path, ...]] = ()
     """memory files, or folders of runs; the files in memories/ are added"""
     port: int = 8765
-    """where to serve it; 0: any that is free"""
+    """port to serve the page at; 0 takes any that is free"""
     host: str = "127.0.0.1"
-    """address to serve it at; other than the default, whoever reaches this machine can use it"""
+    """address to serve the page at; with one other than the default, whoever reaches this machine can use it"""
     data: tuple[str, ...] = ()
-    """datasets to test classifiers on: their accuracy, and what they take for what. Default: digits, for memories of them"""
+    """datasets to test classifiers on: accuracy and confusion matrix. Default: digits, for memories of the digits"""
 
     def perform(self) -> int:
         try:

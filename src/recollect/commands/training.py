@@ -15,25 +15,26 @@ class Training:
     """How a classifier is trained, and what becomes of it."""
 
     save: Path | None = None
-    """write the classifier here, as one .safetensors file"""
+    """file to write the classifier to, .safetensors"""
     classify: tuple[Path, ...] = ()
     """pictures to classify"""
     network: str | None = None
-    """to train, instead of the memory's own; so are the five below"""
+    """network to train. Default: that of the memory's recipe"""
     epochs: int | None = None
-    """passes over the recalled images"""
+    """passes over the recalled images. Default: those of the memory's recipe"""
     batch: int | None = None
-    """images a step"""
+    """images of a training step. Default: those of the memory's recipe"""
     lr: float | None = None
-    """learning rate, constant"""
+    """learning rate of SGD, constant. Default: that of the memory's recipe"""
     momentum: float | None = None
-    """of SGD"""
+    """momentum of SGD. Default: that of the memory's recipe"""
     augment: str | None = None
-    """any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    """augmentation: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +. Default: that of the
+    memory's recipe"""
     seed: int = 0
-    """of the network"""
+    """seed of the network"""
     device: str = "auto"
-    """cpu, cuda or auto"""
+    """device that computes: cpu, cuda, or auto (cuda where there is one)"""
     quiet: bool = False
     """print the result alone"""
 

@@ -16,21 +16,21 @@ class Tasks:
     """How tasks stream by."""
 
     kind: Literal["rotations", "permutations", "split"] = "rotations"
-    """what tells tasks apart: an angle, a permutation of the pixels, or their classes"""
+    """difference between tasks: an angle (rotations), a permutation of the pixels, or their classes (split)"""
     tasks: int | None = 20
-    """number of tasks (None: for split, as many as the classes make)"""
+    """number of tasks; None makes as many as there are classes for, in the stream split"""
     per_task: int | None = 1000
-    """training images of a task (None: all there are)"""
+    """training images of a task; None takes all there are"""
     classes_per_task: int | None = None
-    """classes of a task, for split alone"""
+    """number of classes of a task, in the stream split"""
     batch: int = 10
-    """images that come at a time"""
+    """incoming images of a batch"""
     preprocess: Literal["pixels", "normalise"] = "pixels"
-    """pixels in 0..1 as they are, or each channel at mean 0 and deviation 1"""
+    """preprocessing of images: pixels in 0..1 as they are, or normalise each channel to mean 0 and deviation 1"""
     use_validation: bool = False
-    """stream the validation split too: for a final run, when nothing is left to choose"""
+    """stream the validation split too, for a final run when nothing is left to choose"""
     on: Literal["test", "validation"] = "test"
-    """the split to report; whatever you choose by it, choose on validation"""
+    """split to report; choose settings on validation"""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Keeping:
     """What may be kept of a stream, and how it is used while a task streams by."""
 
     images: Annotated[int, flag("buffer")] = 200
-    """images that may be kept; memories and real samples share it, counted in floats"""
+    """budget of the buffer in images; memories and real samples share it, counted in floats"""
     outer_per_batch: int = 4
-    """outer steps for each incoming batch (the paper's #Replay); 0 leaves a memory as its samples, not distilled"""
+    """outer steps for each incoming batch (the paper's #Replay); 0 leaves a memory as its initial samples"""
     replay: int = 190
-    """samples of the reservoir beside the incoming batch in the outer loss (fewer where there are fewer)"""
+    """samples of the reservoir in the outer loss, beside the incoming batch"""
     kept_downsample: int = 1
-    """the reservoir's samples are kept by their lowest frequencies, as many numbers as images have that are this much smaller
-    on each side, so that more of them fit"""
+    """factor by which the reservoir's samples are smaller than images on each side; they keep their lowest frequencies, and more
+    of them fit"""
     test_steps: int | None = None
     """steps of a fresh network on a recall, at test. Default: as many as the unroll has"""
 
@@ -55,25 +55,25 @@ class Baselines:
     """The learners beside ours."""
 
     lr: Annotated[float, flag("baseline_lr")] = 0.1
-    """learning rate of SGD on the stream itself, for Online, ER and EWC"""
+    """learning rate of Online, ER and EWC, by SGD on the stream"""
     agem_lr: float = 0.01
-    """learning rate of SGD on the stream itself, for A-GEM"""
+    """learning rate of A-GEM, by SGD on the stream"""
     glances: int = 5
     """steps of Online, ER, A-GEM and EWC on each incoming batch"""
     replay: Annotated[int, flag("baseline_replay")] = 10
-    """buffered samples beside the incoming batch, for ER"""
+    """buffered samples that ER sees beside the incoming batch"""
     agem_reference: int = 256
-    """buffered samples of earlier tasks that A-GEM must not get worse on (fewer where there are fewer)"""
+    """buffered samples of earlier tasks that A-GEM must not get worse on"""
     ewc_strength: float = 5.0
     """strength of EWC's penalty"""
     data_lr: float = 0.01
-    """learning rate of networks on real images, one for each task (gdumb, all-data); their momentum is inner_momentum"""
+    """learning rate of networks on real images, one for each task (gdumb, all-data); inner_momentum holds for them too"""
     data_batch: int = 64
-    """batch of networks on real images"""
+    """images of a training step on real images (gdumb, all-data)"""
     gdumb_epochs: int = 200
-    """passes over a task's share of real images"""
+    """passes over a task's share of real images (gdumb)"""
     all_epochs: int = 50
-    """passes over all images of a task"""
+    """passes over all images of a task (all-data)"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ContinualConfig:
     )
     baselines: Annotated[Baselines, *group("baselines")] = Baselines()
     compute: Literal["auto", "bf16", "tf32", "fp32"] = "auto"
-    """precision of products on a GPU. Auto: bf16 for convnet and lamaml, TF32 for others"""
+    """precision of products on a GPU. auto: bf16 for convnet and lamaml, TF32 for others"""
 
 
 _SHORT: dict[str, Any] = {
