@@ -22,7 +22,7 @@ def shown(capsys):
     def run(*words: str) -> str:
         with pytest.raises(SystemExit) as stopped:
             cli.parse(list(words))
-        assert stopped.value.code == 0
+        assert not stopped.value.code
         return capsys.readouterr().out
 
     return run
@@ -48,19 +48,19 @@ def test_help_has_the_flags_that_are_parsed(name, shown):
     written = io.StringIO()
     with redirect_stdout(written), pytest.raises(SystemExit):
         tyro.cli(cli._commands(cli.NAMED), args=[*name.split(), "--help"], prog="recollect")
-    parsed = set(re.findall(r"^│ (--[a-z-]+)", written.getvalue(), re.MULTILINE))
+    parsed = set(re.findall(r"^\W (--[a-z][a-z-]*)", written.getvalue(), re.MULTILINE))
     listed = set(re.findall(r"^  (--[a-z-]+)", shown(*name.split(), "--help-all"), re.MULTILINE))
     assert listed == parsed
 
 
 def test_the_most_used_options_come_first(shown):
     for name, first in help.FIRST.items():
-        text = shown(name, "--help")
-        flags = re.findall(r"^  --([a-z-]+)", text, re.MULTILINE)
-        assert flags in ([word.replace("_", "-") for word in first.split()], [f.name for f in help.options(COMMANDS[name])])
-        names = {option.name for option in help.options(COMMANDS[name])}
-        assert set(first.split()) <= names
-    assert f"more options: recollect {name} --help-all" in shown("distill", "--help").replace("distill", name)
+        flags = re.findall(r"^  --([a-z-]+)", shown(name, "--help"), re.MULTILINE)
+        every = [option.name.replace("_", "-") for option in help.options(COMMANDS[name]) if option.is_flag]
+        assert set(flags) <= set(every)
+        if len(every) > help.MANY:
+            assert flags == first.replace("_", "-").split()
+            assert f"{len(every) - len(flags)} more options: recollect {name} --help-all" in shown(name, "--help")
     assert "--checkpoint-seconds" in shown("distill", "--help-all")
     assert "--checkpoint-seconds" not in shown("distill", "--help")
 
