@@ -67,14 +67,14 @@ def test_figures_are_those_of_the_files():
     assert bench["environment"]["processor"] in README
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "memories").glob("*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "src" / "recollect" / "zoo").glob("*.safetensors")), ids=lambda path: path.stem)
 def test_memories_are_what_the_readme_says(path):
     memory, written = recollect.Memory.load(path), read_json(RESULTS / "memories" / f"{path.stem}.json")
     test, (recorded,) = written["test"], memory.header.accuracy
     assert (test["n"], test["on"]) == (20, "test")
     assert recorded["mean"] == pytest.approx(test["mean"])
     accuracy = f"{test['mean']:.1f} ± {test['deviation']:.1f}"
-    row = f"| `memories/{path.name}` | {memory.floats:,} | {accuracy} | "
+    row = f"| `{path.stem}` | {memory.floats:,} | {accuracy} | "
     recipe, steps, minutes = (ROOT / "docs" / "recipe.md").read_text(), 0, 0.0
     for number, leg in enumerate(written["legs"], 1):
         for entry in leg["curve"]:

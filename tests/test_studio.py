@@ -678,7 +678,8 @@ def test_the_command(monkeypatch, capsys):
     assert main(["studio", "--host", "::1", "--data", "digits"]) == 0
     (first, data, host, port), (second, same, there, default) = served
     assert (first, data, host, port) == ([DIGITS], [], "127.0.0.1", 0)
-    assert (second, [images.name for images in same], there, default) == ([], ["digits"], "::1", 8765)
+    assert [path.name for path in second] == [f"{name}-1.safetensors" for name in ("cifar10", "fashion-mnist", "mnist")]
+    assert ([images.name for images in same], there, default) == (["digits"], "::1", 8765)
 
 
 def test_a_port_that_is_taken():

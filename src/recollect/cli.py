@@ -32,6 +32,7 @@ from recollect.commands.recall import Recall
 from recollect.commands.resume import Resume
 from recollect.commands.select import Select
 from recollect.commands.studio import Studio
+from recollect.commands.zoo import Zoo
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.errors import RecollectError
@@ -51,6 +52,7 @@ KINDS: dict[str, Any] = {
     "data": DataTop,
     "continual": Continual,
     "demo": Demo,
+    "zoo": Zoo,
     "studio": Studio,
     "bench": Bench,
 }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from recollect import limits
+from recollect import limits, zoo
 from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
 from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
@@ -360,8 +360,9 @@ class Memory:
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
-        """Read a memory file. A damaged or foreign file gets a RecollectError; nothing in it is ever executed."""
-        path = Path(path)
+        """Read a memory file, or a memory of the zoo by its name ("cifar10-1"). A damaged or foreign file gets a
+        RecollectError; nothing in it is ever executed."""
+        path = zoo.find(path)
         header, _ = read_header(path)
         tensors = MEMORY.tensors(path)
         if header.checksum != _checksum(tensors):

@@ -18,8 +18,8 @@ class Compose(Files, Training):
     """Train a classifier for classes of several memories, which need never have been seen together."""
 
     memories: Positional[tuple[str, ...]]
-    """memory files (or folders of runs), each with its classes: a.safetensors:cat,dog b.safetensors:truck. Without a
-    colon: all its classes"""
+    """memory files (folders of runs, names of the zoo), each with its classes: a.safetensors:cat,dog b.safetensors:truck.
+    Without a colon: all its classes"""
     test: tuple[str, ...] = ()
     """datasets to test the classifier on: accuracy and confusion matrix"""
     on: Literal["test", "validation"] = "test"

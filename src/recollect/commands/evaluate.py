@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
+from recollect import zoo
 from recollect.commands.distill import write_report
 from recollect.commands.inputs import Files, loaded, memory_path
 from recollect.errors import RecollectError
@@ -20,7 +21,7 @@ class Evaluate(Files):
     """Train fresh networks on a memory, and report their accuracy beside random real images of the same floats."""
 
     memory: Positional[Path]
-    """a memory file, or the folder of a run"""
+    """a memory file, the folder of a run, or a name (recollect zoo)"""
     data: str | None = None
     """dataset that the memory was made of, where its name is not enough: a folder, a .npz file, hf:owner/name"""
     networks: int = 20
@@ -38,7 +39,7 @@ class Evaluate(Files):
     record: bool = False
     """write the accuracy into the memory file's header"""
     json: Path | None = None
-    """write all values here. Default: evaluation.json beside the memory"""
+    """write all values here. Default: evaluation.json beside the memory; of a memory of the zoo, in runs/zoo/NAME"""
     seed: int = 0
     """seed of the networks"""
     device: str = "auto"
@@ -52,6 +53,11 @@ class Evaluate(Files):
         if self.seed < 0:
             raise RecollectError(f"seed is {self.seed}: give 0 or more")
         path = memory_path(self.memory)
+        shipped = zoo.name_of(path)
+        if shipped and self.record:
+            raise RecollectError(
+                f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
+            )
         memory = Memory.load(path)
         images = _images_of(memory.header.dataset, path, self)
         recipe = memory_recipe(memory)
@@ -79,7 +85,7 @@ class Evaluate(Files):
             whole = dataclasses.replace(recipe, epochs=self.full)
             rows.append(measured("all the data", images.train.images.numel(), full_data, images, preprocess, whole))
         terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
-        where = self.json or path.parent / "evaluation.json"
+        where = self.json or (Path("runs") / "zoo" / shipped if shipped else path.parent) / "evaluation.json"
         written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
         write_json(where, {"memory": path.name, "rows": written})
         if self.record:

@@ -16,7 +16,7 @@ class Info:
     """Show what a memory file says about itself."""
 
     memory: Positional[Path]
-    """a memory file, or the folder of a run"""
+    """a memory file, the folder of a run, or a name (recollect zoo)"""
 
     def perform(self) -> int:
         path = memory_path(self.memory)

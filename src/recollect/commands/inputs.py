@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tyro.conf import Positional
 
+from recollect import zoo
 from recollect.config import fits
 from recollect.errors import RecollectError
 
@@ -65,8 +66,8 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
 
 def memory_path(path: Path) -> Path:
-    """A memory file, given as itself or as the folder of its run."""
-    return path / "memory.safetensors" if path.is_dir() else path
+    """A memory file, given as itself, as the folder of its run, or by its name in the zoo."""
+    return path / "memory.safetensors" if path.is_dir() else zoo.find(path)
 
 
 def at_least_one(networks: int) -> None:

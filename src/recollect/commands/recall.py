@@ -15,7 +15,7 @@ class Recall:
     """Export what a memory recalls."""
 
     memory: Positional[Path]
-    """a memory file, or the folder of a run"""
+    """a memory file, the folder of a run, or a name (recollect zoo)"""
     out: Path
     """file (npz, sheet) or folder (png, pt) to write"""
     classes: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from recollect import zoo
 from recollect.continual.metrics import Matrix
 from recollect.data.readers import parsing
 from recollect.errors import RecollectError
@@ -85,6 +86,7 @@ def read(path: Path) -> Source:
     """What a path holds: a memory file, a JSON file, the folder of a run or of a selection."""
     if path.is_dir():
         return _folder(path)
+    path = zoo.find(path)
     return _json(path) if path.suffix.lower() == ".json" else Source(path, memory=path, points=of_memory(path))
 
 
