@@ -27,6 +27,7 @@ from recollect.fast.engine import Engine
 from recollect.files import held
 from recollect.memory import recall
 from recollect.nets import Network
+from recollect.objectives import seam
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import BACK, MOST_SKIPS, share
 from recollect.runs import Run, Stopped, load_checkpoint, save_checkpoint
@@ -112,7 +113,7 @@ def test_inner_batches_are_balanced_and_come_pass_by_pass():
     """None of a class comes again before the others."""
     objective = unrolled(resolve(changed(CONFIG, inner_per_class=2, bases=2), toy()))
     labels = torch.arange(3).repeat_interleave(5)
-    batches = objective._batches(labels, 10, torch.Generator().manual_seed(0))
+    batches = seam.batches(labels, 10, objective.inner.per_class, torch.Generator().manual_seed(0))
     assert batches.shape == (10, 6)
     for rows in batches:
         assert torch.bincount(rows // 5, minlength=3).tolist() == [2, 2, 2]

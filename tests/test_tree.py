@@ -37,6 +37,7 @@ fast: the same at the speed of the chip
 objectives: a recalled set's value and gradient
 outer: one outer step
 training: fresh networks on a recall
+experts: networks trained once on real images
 runs: a run's folder
 jobs: independent jobs, run anywhere
 decisions: every default decided for a dataset

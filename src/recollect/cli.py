@@ -25,6 +25,7 @@ from recollect.commands.data import DATA, DataTop
 from recollect.commands.demo import Demo
 from recollect.commands.distill import Distill
 from recollect.commands.evaluate import Evaluate
+from recollect.commands.experts import Experts
 from recollect.commands.info import Info
 from recollect.commands.inputs import Data
 from recollect.commands.plot import Plot
@@ -51,6 +52,7 @@ KINDS: dict[str, Any] = {
     "info": Info,
     "data": DataTop,
     "continual": Continual,
+    "experts": Experts,
     "demo": Demo,
     "zoo": Zoo,
     "studio": Studio,

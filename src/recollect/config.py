@@ -44,7 +44,7 @@ class Recipe:
     momentum: float = 0.9
     """momentum of SGD"""
     augment: str = "none"
-    """augmentation, fresh for every image and step: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined
+    """augmentation, fresh for every image and step: any of flip, rotate, scale, crop, cutout, brightness, contrast, saturation, joined
     by +"""
 
 
@@ -133,7 +133,7 @@ class InnerLoop:
     networks_per_step: int = 1
     """fresh inner networks for each outer step, their gradients averaged"""
     augment: str = "none"
-    """augmentation of recalled images: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +"""
+    """augmentation of recalled images: any of flip, rotate, scale, crop, cutout, brightness, contrast, saturation, joined by +"""
     augment_scope: Literal["sample", "outer"] = "sample"
     """scope of the augmentation. sample: fresh for every recalled image and inner step; outer: one transform for all images of an
     outer step, recalled and real"""
@@ -143,9 +143,11 @@ class InnerLoop:
 class OuterStep:
     """What drives the memory, and how it is updated."""
 
-    objective: Literal["unrolled", "regression"] = "unrolled"
+    objective: Literal["unrolled", "regression", "gradients", "distributions", "trajectories"] = "unrolled"
     """objective of the memory. unrolled: the loss of networks that were trained on the recall (the paper); regression: kernel
-    ridge regression on features of a pool of networks, without an unroll"""
+    ridge regression on features of a pool of networks; gradients: recalled and real images pull a network's weights the same
+    way (DC); distributions: their mean features are the same (DM); trajectories: training on the recall leads where training
+    on real images led (TM, needs experts)"""
     optimiser: Annotated[Literal["adam", "sgd"], flag("outer_optimiser")] = "adam"
     """optimiser of the memory"""
     lr: Annotated[float, flag("outer_lr")] = 0.03
@@ -161,6 +163,28 @@ class OuterStep:
     """norm at which the outer gradient is clipped; 0 does not clip"""
     ema: float = 0.99
     """decay of the average of the memory that is saved; 0 saves the memory itself"""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """What the objectives gradients, distributions and trajectories compare, and by which networks."""
+
+    siamese: bool = False
+    """augment real and recalled images of a class alike: one of the augmentations, with one parameter, drawn anew each outer step
+    (objectives gradients, where it is called DSA, and distributions)"""
+    network_lasts: int | None = None
+    """number of outer steps before a fresh network takes the place of the last (objective gradients). Default: 1; with 10 images per
+    class or more 10, with 50 or more 50"""
+    network_steps: int | None = None
+    """SGD steps on the recall that a network takes between two outer steps (objective gradients). Default: 50; with 50
+    images per class or more 10"""
+    experts: str | None = None
+    """folder of expert trajectories, as recollect experts makes them (objective trajectories)"""
+    expert_epochs: int = 2
+    """epochs of an expert that the inner steps on the recall are to make up for (objective trajectories)"""
+    expert_starts: int = 5
+    """first epochs of an expert, the untrained network's included, whose weights an inner loop may begin with (objective
+    trajectories)"""
 
 
 @dataclass(frozen=True)
@@ -199,6 +223,7 @@ class DistillConfig:
     query: Annotated[Asking, *group("query")] = Asking()
     inner: Annotated[InnerLoop, *group("inner loop")] = InnerLoop()
     outer: Annotated[OuterStep, *group("outer step")] = OuterStep()
+    matching: Annotated[Matching, *group("matching objectives")] = Matching()
     run: Annotated[Running, *group("run")] = Running()
 
 
@@ -333,7 +358,8 @@ LEAST = {
     "real_per_class": 1, "seed": 0, "clip_running": 0, "clip_norm": 0, "checkpoint_seconds": 0, "keep_every": 0,
     "tasks": 1, "per_task": 0, "classes_per_task": 1, "batch": 1, "buffer": 1, "outer_per_batch": 0, "replay": 0,
     "test_steps": 1, "glances": 1, "baseline_replay": 0, "agem_reference": 1, "data_batch": 1, "gdumb_epochs": 1,
-    "all_epochs": 1, "ewc_strength": 0, "kept_downsample": 1, "epochs": 1,
+    "all_epochs": 1, "network_lasts": 1, "network_steps": 0, "expert_epochs": 1, "expert_starts": 1, 
+    "ewc_strength": 0, "kept_downsample": 1, "epochs": 1,
 }  # fmt: skip
 """of every setting that is counted or may be 0"""
 MOST, MOST_SEED, MOST_FLOAT = 2**31 - 1, 2**63 - 1, 10**300

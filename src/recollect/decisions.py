@@ -67,12 +67,42 @@ def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = No
     copies = config.inner.networks_per_step
     limits.check(f"an unroll of {config.inner.steps:,} inner_steps", rows)
     limits.check(f"{copies:,} networks_per_step", copies * rows)
-    preprocess = config.run.preprocess
-    if preprocess == "auto":
-        preprocess = "zca" if images.name in ZCA_DATASETS else "normalise"
+    config, preprocess = _matching(config), preprocess_of(config.run.preprocess, images)
     device = find_device(config.run.device)
     fast.check(config.run.compute, device)
     return changed(config, bases=bases, matrices=matrices, inner_per_class=inner, preprocess=preprocess, device=device)
+
+
+def preprocess_of(name: str, images: Images) -> str:
+    """Which preprocessing "auto" is."""
+    return ("zca" if images.name in ZCA_DATASETS else "normalise") if name == "auto" else name
+
+
+def _matching(config: DistillConfig) -> DistillConfig:
+    """The same config with the defaults of its objective; refuses what another objective would ignore."""
+    objective, matching, per_class = config.outer.objective, config.matching, config.budget.images_per_class
+    if matching.siamese and objective not in ("gradients", "distributions"):
+        raise RecollectError(
+            f"siamese is for the objectives gradients and distributions, and this one is {objective}: leave it out"
+        )
+    if matching.siamese and (config.inner.augment == "none" or config.inner.augment_scope == "outer"):
+        raise RecollectError(
+            "siamese draws one of several augmentations for each class: give --augment crop+cutout+scale+rotate, say (flip too, "
+            "but for digits), and leave --augment-scope out"
+        )
+    if (matching.experts is not None) != (objective == "trajectories"):
+        if matching.experts is not None:
+            raise RecollectError(f"experts are for the objective trajectories, and this one is {objective}: leave them out")
+        raise RecollectError(
+            "objective trajectories needs experts: make them by recollect experts DATA, then give --experts FOLDER"
+        )
+    if objective != "gradients":
+        return config
+    if config.inner.networks_per_step > 1:
+        raise RecollectError("networks_per_step is for objectives without a state, and gradients has one network: leave it out")
+    usual = {"network_lasts": 50 if per_class >= 50 else 10 if per_class >= 10 else 1}
+    usual |= {"network_steps": 10 if per_class >= 50 else 50}
+    return changed(config, **{name: value for name, value in usual.items() if setting(config, name) is None})
 
 
 def _sizes_of_start(config: DistillConfig, start: Memory) -> DistillConfig:

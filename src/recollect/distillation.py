@@ -21,7 +21,6 @@ from recollect.decisions import MakesQuery, query_of, resolve, training_split
 from recollect.devices import find_device
 from recollect.distiller import Distiller, MakesObjective
 from recollect.errors import RecollectError
-from recollect.files import sha256
 from recollect.memory import Memory
 from recollect.minutes import CHOSEN, MINUTES, afford
 from recollect.nets import Constructor, Network
@@ -76,7 +75,7 @@ def distill(
     own = _named(network=network, objective=objective, query=query)
     ways = query_of(config, images, query).ways or images.classes
     split, saved = training_split(images, config), None
-    fingerprint = sha256(split.images.numpy().tobytes(), split.labels.numpy().tobytes())
+    fingerprint = split.fingerprint
     with ExitStack() as alone_in:
         folder = alone_in.enter_context(Run.working(run, "distill")) if run and resume else Run(run) if run else None
         if folder and resume:
@@ -97,10 +96,11 @@ def distill(
         if config.budget.minutes is not None and not (folder and resume):
             config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
         config = changed(config, **own)
+        distiller = make(config)
         if folder and not resume:
             settings = {"data": data or {}, "distill": to_json(config)}
             folder = alone_in.enter_context(Run.working(folder.folder, "distill", settings))
-        return _perform(folder, make(config), saved, fingerprint, watched(config, progress, say), say)
+        return _perform(folder, distiller, saved, fingerprint, watched(config, progress, say), say)
 
 
 def _named(**given: object) -> dict[str, str]:

@@ -15,14 +15,14 @@ import recollect
 from recollect import outer, queries, starts
 from recollect.config import DistillConfig, Recipe, to_json
 from recollect.data import augment
-from recollect.data.images import Images
+from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, budget, query_of, start_memory, training_split
 from recollect.devices import device_name
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, recall
 from recollect.nets import Network, threads_for
-from recollect.objectives import OBJECTIVES, ByNetwork, Chance, Examples, Objective
+from recollect.objectives import OBJECTIVES, ByNetwork, Chance, Examples, Objective, Source
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import State
 from recollect.queries import Pictures
@@ -66,11 +66,16 @@ class Distiller:
         self.pixels, self.labels = real.images.to(self.device), real.labels
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.query = query_of(config, images, query)
-        make, run = objective or OBJECTIVES[config.outer.objective], config.run
-        self.objective = make(network, config.inner, self.device, run.compute, run.compile)
+        given = network, config.inner, self.device, config.run.compute, config.run.compile
+        self.objective = objective(*given) if objective else self._named_objective(real, *given)
         self.draws_ahead = self.device.startswith("cuda")
         """while the device is busy"""
         self.ahead: dict[int, Draws] = {}
+
+    def _named_objective(self, real: Split, *given: Any) -> Objective:
+        matching = self.config.matching
+        source = Source(real.fingerprint, self.stated.to_json()) if matching.experts else None
+        return OBJECTIVES[self.config.outer.objective](*given, matching, source)
 
     def threads(self) -> AbstractContextManager[None]:
         """As many as pay for its steps; a GPU, or an encoder with convolutions, may have them all."""

@@ -20,6 +20,8 @@ class Purpose(IntEnum):
     """the baseline of random real images"""
     TEACH = 4
     """the training of an encoder before it is distilled with"""
+    EXPERT = 5
+    """experts: networks that are trained on real images, for trajectories to be matched to"""
     ANGLES = 40
     CLASS_ORDER = 41
     TASK_ROWS = 42

@@ -55,6 +55,7 @@ def train(
     compute: Compute = "auto",
     progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
+    every_epoch: Callable[[list[Params]], None] | None = None,
 ) -> list[Params]:
     """One network for each part, by SGD with momentum from fresh parameters.
 
@@ -62,6 +63,7 @@ def train(
         parts: a part that follows itself is not sent to the device again.
         progress: told how far it is, about 100 times a network; it does not change the arithmetic.
         cancelled: asked after each step; once it says yes, Cancelled is raised.
+        every_epoch: given the weights after each epoch, of the networks that are trained side by side.
     """
     check_values(recipe)
     flat, used = fast.passes(network, device, compute, half=False)
@@ -74,6 +76,8 @@ def train(
                 plan = _Plan(flat, mine, recipe, device, used)
             for done in plan.steps(mine, [seeds[number] for number in group]):
                 epoch, more = divmod(done, plan.epoch)
+                if every_epoch and not more:
+                    every_epoch(plan.params())
                 if progress and not more and (epoch % often == 0 or epoch == recipe.epochs):
                     progress(Progress(len(trained), len(mine), len(parts), epoch, recipe.epochs, plan.loss()))
                 if cancelled and cancelled():

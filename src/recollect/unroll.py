@@ -94,7 +94,7 @@ def metagradient(
         params: theta_0.
         images, labels: the recalled set, [N, C, H, W] and [N].
         batches: [T, B], the rows of the recalled set that each inner step sees.
-        query: (real images, real labels), what the trained network is judged by.
+        query: (real images, real labels), what the trained network is judged by; what `passes.judge` takes, if that is another.
         lr, momentum: alpha and beta; for Adam, beta is its first decay rate.
         bridge: how the adjoint crosses steps through the momentum: "full"; "forward-only", which keeps momentum in the
             inner loop but not in its adjoint; "none", an inner loop without momentum.

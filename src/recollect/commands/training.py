@@ -29,7 +29,7 @@ class Training:
     momentum: float | None = None
     """momentum of SGD. Default: that of the memory's recipe"""
     augment: str | None = None
-    """augmentation: any of flip, rotate, crop, cutout, brightness, contrast, saturation, joined by +. Default: that of the
+    """augmentation: any of flip, rotate, scale, crop, cutout, brightness, contrast, saturation, joined by +. Default: that of the
     memory's recipe"""
     seed: int = 0
     """seed of the network"""

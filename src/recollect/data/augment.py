@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from recollect.errors import unknown
 
 ROTATION_DEGREES = 15.0
+SCALE = 1.2  # the most that an image grows or shrinks
 CROP_SHARE = 0.125  # of a side: the most that an image is shifted
 CUTOUT_SHARE = 0.5  # of a side: the square that is cut out
 
@@ -81,6 +82,15 @@ def _rotate(images: Tensor, numbers: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
+def _scale(images: Tensor, numbers: Tensor) -> Tensor:
+    """Each side by itself between 1/1.2 and 1.2 of its length, bilinear, zero outside."""
+    low = 1 / SCALE
+    sizes, zero = low + (SCALE - low) * numbers, torch.zeros_like(numbers[:, 0])
+    grow = torch.stack([sizes[:, 0], zero, zero, zero, sizes[:, 1], zero], 1).view(-1, 2, 3)
+    grid = F.affine_grid(grow, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
 def _crop(images: Tensor, numbers: Tensor) -> Tensor:
     """Shift by whole pixels, zero outside."""
     height, width = images.shape[-2:]
@@ -123,4 +133,5 @@ TRANSFORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "brightness": _brightness,
     "contrast": _contrast,
     "saturation": _saturation,
+    "scale": _scale,
 }

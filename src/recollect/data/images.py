@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
+from recollect.files import sha256
 
 VALIDATION_SHARE = 0.1  # of the training data: the only images anything is ever chosen on
 TEST_SHARE = 0.2  # where a dataset has no test set of its own
@@ -30,6 +31,11 @@ class Split:
 
     def __repr__(self) -> str:
         return f"Split({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))})"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all of it."""
+        return sha256(self.images.numpy().tobytes(), self.labels.numpy().tobytes())
 
     def __getitem__(self, index: Tensor) -> "Split":
         return Split(self.images[index], self.labels[index])

@@ -2,11 +2,20 @@
 
 from collections.abc import Callable
 
+from recollect.objectives.distributions import Distributions
+from recollect.objectives.gradients import Gradients
 from recollect.objectives.regression import Regression
-from recollect.objectives.seam import ByNetwork, Chance, Examples, Found, Objective, Problem, gradients
+from recollect.objectives.seam import ByNetwork, Chance, Examples, Found, Objective, Problem, Source, gradients
+from recollect.objectives.trajectories import Trajectories
 from recollect.objectives.unrolled import Unrolled
 
-__all__ = ["OBJECTIVES", "ByNetwork", "Chance", "Examples", "Found", "Objective", "Problem", "gradients"]
+__all__ = ["OBJECTIVES", "ByNetwork", "Chance", "Examples", "Found", "Objective", "Problem", "Source", "gradients"]
 
-OBJECTIVES: dict[str, Callable[..., Objective]] = {"unrolled": Unrolled, "regression": Regression}
-"""name -> constructor (network, inner loop, device, compute, compile)"""
+OBJECTIVES: dict[str, Callable[..., Objective]] = {
+    "unrolled": Unrolled,
+    "regression": Regression,
+    "gradients": Gradients,
+    "distributions": Distributions,
+    "trajectories": Trajectories,
+}
+"""name -> constructor (network, inner loop, device, compute, compile, matching, source)"""

@@ -37,6 +37,14 @@ class Chance(NamedTuple):
     """of the inner networks: which ones are drawn, where other processes have the others"""
 
 
+class Source(NamedTuple):
+    """The real images: for an objective that brings along something that was made of them."""
+
+    fingerprint: str
+    preprocessing: dict[str, Any]
+    """as files state it"""
+
+
 class Found(NamedTuple):
     """What an objective found."""
 
@@ -90,6 +98,23 @@ class ByNetwork(Objective, Protocol):
     def by_network(self, recalled: Examples, real: Examples, drawn: Any) -> list[Found]:
         """Of each inner network that was drawn, in their order."""
         ...
+
+
+def batches(labels: Tensor, steps: int, per_class: int | None, generator: torch.Generator) -> Tensor:
+    """[T, B] rows of the recalled set, the same number of each class in each step. None of a class comes again before the
+    others: metagradients vary less than if each step drew its own."""
+    classes = len(labels.unique_consecutive())
+    recalled = len(labels) // classes
+    each = min(per_class or recalled, recalled)
+    passes = torch.rand(-(-steps * each // recalled), classes, recalled, generator=generator).argsort(-1)
+    picks = passes.transpose(0, 1).flatten(1)[:, : steps * each].view(classes, steps, each)
+    return (picks + torch.arange(classes)[:, None, None] * recalled).transpose(0, 1).flatten(1)
+
+
+def mean(found: Sequence[Found]) -> Found:
+    """Over inner networks."""
+    values, images = zip(*found, strict=True)
+    return Found(torch.stack(values).mean(), torch.stack(images).mean(0))
 
 
 def gradients(objective: Objective, problems: Sequence[Problem]) -> list[Found]:

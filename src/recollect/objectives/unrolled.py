@@ -4,7 +4,7 @@ The one place where the engine is picked: captured steps on a GPU, the ConvNet's
 adjoint; and for MLPs whose images lie in the span of a few bases the same loop in coordinates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,19 +16,24 @@ from recollect.data import augment
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start
 from recollect.fast.flat import General
-from recollect.nets import Network
-from recollect.objectives.seam import Chance, Examples, Found, Problem
+from recollect.fast.towards import Towards
+from recollect.nets import Network, Params
+from recollect.objectives.seam import Chance, Examples, Found, Problem, batches
 
 
 class Unrolled:
     """Metagradients by the recalled images, the mean over `networks_per_step` fresh networks."""
 
-    def __init__(self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False):
+    def __init__(
+        self, network: Network, inner: InnerLoop, device: str, compute: Compute = "auto", compile: bool = False,
+        *_: Any, judged: type[Towards] | None = None,
+    ):  # fmt: skip
         self.network, self.inner, self.device = network, inner, device
         flat, used = fast.passes(network, device, compute, compile)
         plain = isinstance(flat, General) and not device.startswith("cuda")
-        self.engine = None if plain else Engine(flat, used)
-        self.passes = flat.passes if isinstance(flat, General) else None
+        self.flat = judged(flat) if judged else flat
+        self.engine = None if plain else Engine(self.flat, used)
+        self.passes = self.flat.passes if isinstance(flat, General) and isinstance(self.flat, General | Towards) else None
         self.augmentation = augment.parse(inner.augment)
         self.spanned: dict[int, Engine] = {}
         """engines in coordinates, by the number of bases"""
@@ -44,6 +49,10 @@ class Unrolled:
     # --- draws (lines 6 and 9 of Algorithm 1) ---------------------------------------------------------------------------
 
     def draw(self, labels: Tensor, chance: Chance) -> list[Start]:
+        return self.starts(labels, chance, lambda seed: self.network.drawn(seed, self.device))
+
+    def starts(self, labels: Tensor, chance: Chance, first: Callable[[int], Params]) -> list[Start]:
+        """The inner networks, whose first weights come from a seed."""
         starts: list[Start] = []
         steps, numbers = 0, range(self.inner.networks_per_step)
         for number in numbers:
@@ -51,8 +60,8 @@ class Unrolled:
             seed = int(torch.randint(2**62, (), generator=generator))
             steps = steps or self._length(chance.length)  # which may be what the first network draws from
             if number in numbers[chance.share]:
-                params, batches = self.network.drawn(seed, self.device), self._batches(labels, steps, generator)
-                starts.append(Start(params, batches, self._augmentation(chance.shared, batches.shape, generator)))
+                params, rows = first(seed), batches(labels, steps, self.inner.per_class, generator)
+                starts.append(Start(params, rows, self._augmentation(chance.shared, rows.shape, generator)))
         return starts
 
     def _length(self, generator: torch.Generator) -> int:
@@ -61,16 +70,6 @@ class Unrolled:
         if not inner.window or inner.window_place == "late":
             return inner.steps
         return int(torch.randint(inner.window, inner.steps + 1, (), generator=generator))
-
-    def _batches(self, labels: Tensor, steps: int, generator: torch.Generator) -> Tensor:
-        """[T, B] rows of the recalled set, the same number of each class in each step. None of a class comes again before the
-        others: metagradients vary less than if each step drew its own."""
-        classes = len(labels.unique_consecutive())
-        recalled = len(labels) // classes
-        each = min(self.inner.per_class or recalled, recalled)
-        passes = torch.rand(-(-steps * each // recalled), classes, recalled, generator=generator).argsort(-1)
-        picks = passes.transpose(0, 1).flatten(1)[:, : steps * each].view(classes, steps, each)
-        return (picks + torch.arange(classes)[:, None, None] * recalled).transpose(0, 1).flatten(1)
 
     def _augmentation(self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator) -> augment.Schedule | None:
         """What happens to the batch of each inner step."""
