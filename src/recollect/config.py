@@ -44,8 +44,8 @@ class Recipe:
     momentum: float = 0.9
     """momentum of SGD"""
     augment: str = "none"
-    """augmentation, fresh for every image and step: any of flip, rotate, scale, crop, cutout, brightness, contrast, saturation, joined
-    by +"""
+    """augmentation, fresh for every image and step: any of flip, rotate, scale, crop, cutout, brightness, contrast, saturation,
+    joined by +"""
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class Matching:
     """augment real and recalled images of a class alike: one of the augmentations, with one parameter, drawn anew each outer step
     (objectives gradients, where it is called DSA, and distributions)"""
     network_lasts: int | None = None
-    """number of outer steps before a fresh network takes the place of the last (objective gradients). Default: 1; with 10 images per
-    class or more 10, with 50 or more 50"""
+    """number of outer steps before a fresh network takes the place of the last (objective gradients). Default: 1; with 10 images
+    per class or more 10, with 50 or more 50"""
     network_steps: int | None = None
-    """SGD steps on the recall that a network takes between two outer steps (objective gradients). Default: 50; with 50
+    """number of SGD steps on the recall that a network takes between two outer steps (objective gradients). Default: 50; with 50
     images per class or more 10"""
     experts: str | None = None
     """folder of expert trajectories, as recollect experts makes them (objective trajectories)"""
