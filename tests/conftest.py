@@ -15,7 +15,9 @@ if not torch.cuda.is_available():
 
 from recollect import Images, Memory, Preprocess, load
 from recollect.header import Header
+from recollect.show import terminal
 
+terminal.PATIENCE = 3600.0  # on a busy machine, too, tests see what a run says, and not that it takes a while
 torch.set_num_threads(1)  # tiny tensors, and several test runs beside each other
 
 CLASSES = ("cat", "dog", "frog")

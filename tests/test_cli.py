@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -15,6 +16,7 @@ import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +28,10 @@ from safetensors.torch import save_file
 from recollect import Evaluation, Memory, demo, load
 from recollect.cli import main
 from recollect.config import PAPER, changed, preset, to_json
+from recollect.evaluation import kept
 from recollect.runs import Run
 from recollect.show import terminal
+from recollect.studio.shelf import stock
 
 SMALL = {"network": "mlp:width=8", "outer_steps": 3, "inner_steps": 3, "window": None, "outer_lr": 0.01, "device": "cpu"}
 TINY = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -164,7 +168,9 @@ def test_evaluate(call, run, toy_images):
         *(["random real images", "192 numbers", name] for name in both),
         ["all the data", pixels, "mlp:width=8"],
     ]
-    rows = json.loads((run / "evaluation.json").read_text())["rows"]
+    (file,) = (run / "evaluations").iterdir()
+    assert file.name == "mlp_width=8+convnet_width=2,depth=1-test-2-epochs-2-networks.json"
+    rows = json.loads(file.read_text())["rows"]
     assert [f"{row['mean']:.1f} ± {row['deviation']:.1f}" for row in rows] == [row[3] for row in table]
     assert all(len(row["values"]) == row["n"] == 2 and row["on"] == "test" for row in rows)
     assert Memory.load(run / "memory.safetensors").header.accuracy == []  # not asked to --record
@@ -175,7 +181,7 @@ def test_evaluate_records_in_the_header(call, run):
     before = Memory.load(run / "memory.safetensors")
     call("evaluate", run, *options, "--record")
     call("evaluate", run / "memory.safetensors", *options, "--record", "--on", "validation")
-    assert not (run / "evaluation.json").exists()
+    assert not (run / "evaluations").exists()
     (row,) = json.loads(Path("here.json").read_text())["rows"]
     after = Memory.load(run / "memory.safetensors")
     assert torch.equal(after.bases, before.bases)
@@ -185,13 +191,71 @@ def test_evaluate_records_in_the_header(call, run):
     assert out.count("accuracy") == 2
 
 
+def test_evaluations_are_kept_side_by_side_and_a_quick_look_replaces_none(call, run):
+    best = ["evaluate", run, "--epochs", 3, "--networks", 3, "--record"]
+    call(*best)
+    shown = json.loads(call("info", run, "--json")[0])["accuracy"]
+    files = {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()}
+    page = (run / "report.html").read_text()
+    _, err = call("evaluate", run, "--epochs", 3, "--networks", 1, "--no-baselines", "--record")
+    assert "not recorded: the header has an accuracy of more networks (mlp:width=8, test)" in err
+    for options in (["--epochs", 1, "--networks", 3], ["--on", "validation"]):
+        call("evaluate", run, "--networks", 1, *options)
+    call(*best)
+    after = {path.name: path.read_bytes() for path in (run / "evaluations").iterdir()}
+    assert len(after) == len(files) + 4  # the same one again, too
+    assert files.items() <= after.items()
+    accuracy = lambda text: re.findall(r"<b>(.*?)</b>", text.split('id="accuracy"')[1].split("</table>")[0])  # noqa: E731
+    assert accuracy((run / "report.html").read_text()) == accuracy(page)
+    assert json.loads(call("info", run, "--json")[0])["accuracy"] == shown
+    (entry,) = [each.to_json() for each in stock([run / "memory.safetensors"]).entries if each.path.parent == run]
+    assert (entry["accuracy"]["n"], entry["accuracy"]["mean"]) == (3, shown[0]["mean"])
+
+
+def test_evaluations_of_another_memory_of_that_name_do_not_count(call, run):
+    call("evaluate", run, "--epochs", 1, "--networks", 1, "--no-baselines")
+    assert len(kept(run / "memory.safetensors")) == 1
+    make_memory().save(run / "memory.safetensors")
+    assert kept(run / "memory.safetensors") == []
+
+
+def test_json_to_standard_output(call, run, folder):
+    out, err = call("evaluate", run, "--networks", 1, "--epochs", 1, "--json", "-")
+    assert [row["name"] for row in json.loads(out)["rows"]] == ["memory", "random real images"]
+    assert "memory (1 of 2)" in err or err == ""
+    assert not (run / "evaluations").exists()
+    found = json.loads(call("info", run, "--json")[0])
+    assert found["class_names"] == ["cat", "dog", "frog"]
+    assert found["tensors"]["bases"]["shape"][1:] == [1, 4, 4]
+    link = folder / "link.json"
+    link.symlink_to("target.json")
+    call("evaluate", run, "--networks", 1, "--epochs", 1, "--no-baselines", "--json", link)
+    assert link.is_symlink()
+    assert json.loads(Path("target.json").read_text())["memory"] == "memory.safetensors"
+
+
+def test_classify_a_folder_and_as_json(call, run, folder):
+    (folder / "some" / "more").mkdir(parents=True)
+    for name in ("b.png", "a.png", "more/c.png"):
+        Image.new("L", (8, 8)).save(folder / "some" / name)
+    (folder / "some" / "notes.txt").write_text("no picture")
+    call("compose", run, "--epochs", 1, "--save", "c.safetensors", "--quiet")
+    out, err = call("classify", "c.safetensors", "some", "--json")
+    answers = json.loads(out)
+    assert [each["picture"] for each in answers] == ["some/a.png", "some/b.png", "some/more/c.png"]
+    assert sum(answers[0]["probabilities"].values()) == pytest.approx(1)
+    assert err.startswith("left out: some/notes.txt: not a picture")
+    assert call("classify", "c.safetensors", "some")[0].startswith(f"some/a.png: {answers[0]['class_name']}, ")
+    call("classify", "c.safetensors", "some/notes.txt", code=2)
+
+
 def test_evaluate_a_memory_without_its_run(call, whole, toy_npz):
     shutil.copy(whole / "memory.safetensors", "alone.safetensors")
     options = ["--epochs", 1, "--networks", 1, "--no-baselines"]
     _, err = call("evaluate", "alone.safetensors", *options, code=2)
     assert err == "error: alone.safetensors was made of 'toy', which is no official dataset: say where it is (--data)\n"
     call("evaluate", "alone.safetensors", *options, "--data", toy_npz)
-    assert Path("evaluation.json").exists()
+    assert Path("evaluations/alone-mlp_width=8-test-1-epochs-1-networks.json").exists()
 
 
 def test_select_and_resume(call, toy_npz, folder):
@@ -290,7 +354,7 @@ def test_demo(call, monkeypatch):
     assert [row[1] for row in table][1:3] == ["640 floats", "640 floats"]
     assert int(table[0][1].split()[0]) <= 640
     run = Path("runs/demo")
-    assert {path.name for path in run.iterdir()} == REPORTED | {"per-class", "memory.png", "evaluation.json"}
+    assert {path.name for path in run.iterdir()} == REPORTED | {"per-class", "memory.png", "evaluations"}
     with Image.open(run / "memory.png") as picture:
         assert min(picture.size) > 500
     accuracy = Memory.load(run / "memory.safetensors").header.accuracy
@@ -699,7 +763,7 @@ def test_no_space_keeps_what_there_was(call, run, folder, monkeypatch, arguments
         fill_after(patch, 0)
         _, err = call(*arguments.split(), code=2)
     assert err.startswith("error: no space left to write ")
-    assert contents(folder) == before
+    assert {name: data for name, data in contents(folder).items() if name != "run/evaluations"} == before
 
 
 # --- the program itself --------------------------------------------------------------------------------------------
@@ -809,7 +873,7 @@ def steps_in_a_terminal(monkeypatch, *arguments, **options) -> str:
 
 def test_a_bar_in_a_terminal(monkeypatch):
     text = steps_in_a_terminal(monkeypatch, [1, 2, 3], 4)
-    for part in ("toy", "3/4", "loss 0.5000", "0.25 s/step", "left", "━"):
+    for part in ("toy", "3/4", "loss 0.5000", " s/step", " s left", "━"):
         assert part in text
     assert "step 1/4" not in text
 
@@ -817,6 +881,21 @@ def test_a_bar_in_a_terminal(monkeypatch):
 def test_the_bar_starts_again_with_the_next_run(monkeypatch):
     text = steps_in_a_terminal(monkeypatch, [3, 4, 1], 4, done=2)
     assert text.rindex("1/4") > text.rindex("2/4")
+
+
+def test_ctrl_c_is_answered_while_an_operation_cannot_be_interrupted(monkeypatch):
+    said = threading.Event()
+    stream = SimpleNamespace(write=lambda text: said.set() if "stopping" in text else None, flush=lambda: None)
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys, "stderr", stream)
+    before = signal.signal(signal.SIGINT, lambda *_: said.wait(60))  # the main thread is busy until then
+    try:
+        with terminal.answering():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said.is_set()
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_long_lines_are_not_broken(capsys):

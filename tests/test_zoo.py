@@ -176,8 +176,8 @@ def test_evaluation_of_a_name_is_written_elsewhere(tmp_path, monkeypatch, toy_np
     monkeypatch.setattr(zoo, "HERE", tmp_path)
     command = f"evaluate tiny --data {toy_npz} --networks 1 --epochs 1 --no-baselines"
     assert main(shlex.split(command)) == 0
-    assert (tmp_path / "runs" / "zoo" / "tiny" / "evaluation.json").is_file()
-    assert not (tmp_path / "evaluation.json").exists()
+    assert (tmp_path / "runs" / "zoo" / "tiny" / "evaluations").is_dir()
+    assert not (tmp_path / "evaluations").exists()
 
 
 @pytest.mark.slow

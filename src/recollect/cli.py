@@ -37,7 +37,7 @@ from recollect.commands.zoo import Zoo
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.errors import RecollectError
-from recollect.show.terminal import plain
+from recollect.show.terminal import answering, plain
 
 KINDS: dict[str, Any] = {
     "distill": Distill,
@@ -150,7 +150,8 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            return parse(sys.argv[1:] if arguments is None else arguments).perform()
+            with answering():
+                return parse(sys.argv[1:] if arguments is None else arguments).perform()
         finally:
             sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
     except RecollectError as error:

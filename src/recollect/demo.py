@@ -7,8 +7,7 @@ from pathlib import Path
 from recollect.config import DistillConfig, changed, preset
 from recollect.data import load
 from recollect.distillation import distill
-from recollect.evaluation import Evaluation, evaluate, full_data, memory_recipe, random_real
-from recollect.files import write_json
+from recollect.evaluation import Evaluation, evaluate, full_data, keep, memory_recipe, random_real
 from recollect.memory import Memory
 from recollect.runs import Run
 from recollect.show import figures, report, terminal
@@ -51,7 +50,7 @@ def demo(out: Path, networks: int = 20, quiet: bool = False) -> list[Evaluation]
     ]
     run = Run(out)
     memory.with_accuracy(ours.entry()).save(run.memory_path)
-    write_json(run.evaluation_path, {"rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]})
+    keep(run.memory_path, rows)
     figures.save(figures.memory_figure(memory), out / "memory.png")
     written = report.write(out)
 

@@ -5,9 +5,12 @@ mean and deviation. Nothing is chosen here: it reads the split it is told to, on
 """
 
 import math
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import count
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -20,12 +23,15 @@ from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision
+from recollect.files import read_json, write_json
+from recollect.header import read_header
 from recollect.memory import Memory
 from recollect.nets import Constructor, Network
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import Part, Progress, accuracy, train
 
 On = Literal["test", "validation"]
+FOLDER = "evaluations"  # beside a memory
 
 
 class Options(TypedDict, total=False):
@@ -104,6 +110,31 @@ def evaluate(
         )
     recipe, recalled = recipe or memory_recipe(memory), memory.recall()
     return _measure(name, lambda *_: recalled, images, memory.preprocess(images), recipe, **options)
+
+
+def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | None = None) -> Path:
+    """Write evaluations of a memory's file, each with a word on its size, into evaluations/ beside it (or in a folder), by a name of
+    their own: nothing that is there is replaced."""
+    ours, stem = [found for found, _ in rows if found.name == "memory"], memory.stem if memory.stem != "memory" else ""
+    networks = "+".join(dict.fromkeys(found.network for found in ours))
+    epochs = re.findall(r"\d+ epochs", ours[0].protocol)
+    parts = [stem, networks, ours[0].on, *epochs, f"{len(ours[0].values)} networks"]
+    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))[:120]
+    paths = ((folder or memory.parent) / FOLDER / f"{name}{'' if number == 1 else f'-{number}'}.json" for number in count(1))
+    path = next(path for path in paths if not path.exists())
+    known = {"memory": memory.name, "checksum": read_header(memory)[0].checksum}
+    write_json(path, known | {"rows": [found.to_json() | {"size": size} for found, size in rows]})
+    return path
+
+
+def kept(memory: Path) -> list[Path]:
+    """The files of all evaluations of a memory's file as it is now, the oldest first; one of 0.1, evaluation.json, too."""
+    found = [*(memory.parent / FOLDER).glob("*.json"), memory.parent / "evaluation.json"]
+    written = sorted(filter(Path.is_file, found), key=lambda path: (path.stat().st_mtime_ns, path.name))
+    checksum = read_header(memory)[0].checksum
+    told = {path: read_json(path) for path in written}
+    named = [path for path in written if told[path].get("memory", "memory.safetensors") == memory.name]
+    return [path for path in named if told[path].get("checksum", checksum) == checksum]
 
 
 def memory_recipe(memory: Memory) -> Recipe:

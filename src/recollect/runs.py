@@ -66,7 +66,6 @@ class Run:
         self.metrics_path = self.folder / "metrics.jsonl"
         self.checkpoint_path = self.folder / "checkpoint.pt"
         self.memory_path = self.folder / "memory.safetensors"
-        self.evaluation_path = self.folder / "evaluation.json"
 
     def kept(self, step: int) -> Path:
         """Where a memory on the way is kept."""

@@ -78,7 +78,7 @@ def train(
                 epoch, more = divmod(done, plan.epoch)
                 if every_epoch and not more:
                     every_epoch(plan.params())
-                if progress and not more and (epoch % often == 0 or epoch == recipe.epochs):
+                if progress and not more and (epoch % often == 0 or epoch in (1, recipe.epochs)):
                     progress(Progress(len(trained), len(mine), len(parts), epoch, recipe.epochs, plan.loss()))
                 if cancelled and cancelled():
                     raise Cancelled

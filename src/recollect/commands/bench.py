@@ -6,7 +6,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from recollect.files import write_json
+from recollect.commands.inputs import write_to
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Bench:
     profile: bool = False
     """show the time of each kernel too (engine)"""
     json: Path | None = None
-    """file to write the figures to"""
+    """file to write the figures to; - writes them to standard output"""
 
     def perform(self) -> int:
         from recollect.bench import bench
 
         path = self.json
-        bench(self.what, self.profile, lambda figures: write_json(path, figures) if path else None)
+        bench(self.what, self.profile, lambda figures: write_to(path, figures) if path else None)
         return 0

@@ -16,12 +16,14 @@ class Classify:
     classifier: Positional[Path]
     """classifier's .safetensors file"""
     pictures: Positional[tuple[Path, ...]]
-    """files; they are resized, and made grey or RGB"""
+    """picture files, or folders of them; pictures are resized, and made grey or RGB"""
+    json: bool = False
+    """print the answers as JSON, with the probabilities of all classes"""
 
     def perform(self) -> int:
         from recollect.classifier import Classifier
 
         if not self.pictures:
             raise RecollectError("no pictures named: recollect classify CLASSIFIER picture.png ...")
-        answer(Classifier.load(self.classifier), self.pictures)
+        answer(Classifier.load(self.classifier), self.pictures, self.json)
         return 0

@@ -1,19 +1,23 @@
 """Accuracy of fresh networks on a memory, beside baselines."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
 from recollect import zoo
 from recollect.commands.distill import write_report
-from recollect.commands.inputs import Files, loaded, memory_path
+from recollect.commands.inputs import Files, at_least_one, loaded, memory_path, write_to
 from recollect.errors import RecollectError
-from recollect.files import write_json
 from recollect.show import terminal
+
+if TYPE_CHECKING:
+    from recollect.data import Images
+    from recollect.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -39,27 +43,25 @@ class Evaluate(Files):
     record: bool = False
     """write the accuracy into the memory file's header"""
     json: Path | None = None
-    """write all values here. Default: evaluation.json beside the memory; of a memory of the zoo, in runs/zoo/NAME"""
+    """file to write all values to; - writes them to standard output. Default: a file in evaluations/ beside the memory, or in
+    runs/zoo/NAME for a memory of the zoo"""
     seed: int = 0
     """seed of the networks"""
     device: str = "auto"
     """device that computes: cpu, cuda, or auto (cuda where there is one)"""
 
     def perform(self) -> int:
-        from recollect.evaluation import evaluate, full_data, memory_recipe, random_real
-        from recollect.memory import Memory
+        path = memory_path(self.memory)
+        with terminal.loading(path):
+            memory, images = self._loaded(path)
+        from recollect.evaluation import evaluate, full_data, keep, memory_recipe, random_real
         from recollect.nets import constructor
 
-        if self.seed < 0:
-            raise RecollectError(f"seed is {self.seed}: give 0 or more")
-        path = memory_path(self.memory)
         shipped = zoo.name_of(path)
         if shipped and self.record:
             raise RecollectError(
                 f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
             )
-        memory = Memory.load(path)
-        images = _images_of(memory.header.dataset, path, self)
         recipe = memory_recipe(memory)
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
@@ -67,32 +69,58 @@ class Evaluate(Files):
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
+        per_class = memory.header.budget.get("images_per_class", 1)
+        if not self.no_baselines and (type(per_class) is not int or per_class < 1):
+            raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
         recipes = [dataclasses.replace(recipe, network=name) for name in names]
 
-        def measured(name: str, numbers: int, how: Callable[..., Any], *of: Any, **more: Any):
-            with terminal.trainings(name) as progress:
-                return how(*of, progress=progress, **options, **more), f"{numbers:,} numbers"
+        rows_in_all = len(names) * (1 if self.no_baselines else 2) + (self.full > 0)
+        rows: list[tuple[Any, str]] = []
 
-        rows = [measured("memory", memory.floats, evaluate, memory, images, recipe=each) for each in recipes]
+        def measure(name: str, numbers: int, how: Callable[..., Any], *of: Any, **more: Any) -> None:
+            with terminal.trainings(f"{name} ({len(rows) + 1} of {rows_in_all})") as progress:
+                rows.append((how(*of, progress=progress, **options, **more), f"{numbers:,} numbers"))
+
+        for each in recipes:
+            measure("memory", memory.floats, evaluate, memory, images, recipe=each)
         found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
-        if not self.no_baselines:
-            per_class = memory.header.budget.get("images_per_class", 1)
-            if type(per_class) is not int or per_class < 1:
-                raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
+        for each in [] if self.no_baselines else recipes:
             size = per_class * images.classes * images.train.images[0].numel()
-            rows += [measured("random real images", size, random_real, images, per_class, preprocess, each) for each in recipes]
+            measure("random real images", size, random_real, images, per_class, preprocess, each)
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
-            rows.append(measured("all the data", images.train.images.numel(), full_data, images, preprocess, whole))
-        terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
-        where = self.json or (Path("runs") / "zoo" / shipped if shipped else path.parent) / "evaluation.json"
-        written = [evaluation.to_json() | {"size": size} for evaluation, size in rows]
-        write_json(where, {"memory": path.name, "rows": written})
+            measure("all the data", images.train.images.numel(), full_data, images, preprocess, whole)
+        if str(self.json) != "-":
+            terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
+        if self.json:
+            write_to(
+                self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
+            )
+        else:
+            terminal.say(f"kept in {keep(path, rows, Path('runs') / 'zoo' / shipped if shipped else None)}")
         if self.record:
-            memory.with_accuracy(*(evaluation.entry() for evaluation in found)).save(path)
+            self._record(memory, found, path)
         if _is_of_run(path) and (self.record or not self.json):
             write_report(path.parent)
         return 0
+
+    def _loaded(self, path: Path) -> "tuple[Memory, Images]":
+        from recollect.memory import Memory
+
+        if self.seed < 0:
+            raise RecollectError(f"seed is {self.seed}: give 0 or more")
+        at_least_one(self.networks)
+        memory = Memory.load(path)
+        return memory, _images_of(memory.header.dataset, path, self)
+
+    def _record(self, memory: "Memory", found: list[Any], path: Path) -> None:
+        """In the header; what more networks have given there stays."""
+        known = {(entry.get("network"), entry.get("on")): entry.get("n", 1) for entry in memory.header.accuracy}
+        better = [each for each in found if known.get((each.network, each.on), 0) <= len(each.values)]
+        for each in found:
+            if each not in better:
+                print(f"not recorded: the header has an accuracy of more networks ({each.network}, {each.on})", file=sys.stderr)
+        memory.with_accuracy(*(evaluation.entry() for evaluation in better)).save(path)
 
 
 def _is_of_run(memory: Path) -> bool:

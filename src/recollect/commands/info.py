@@ -1,12 +1,12 @@
 """What a memory file says about itself."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from recollect.commands.inputs import memory_path
+from recollect.commands.inputs import memory_path, write_to
 from recollect.header import read_header
 from recollect.show import terminal
 
@@ -17,10 +17,16 @@ class Info:
 
     memory: Positional[Path]
     """a memory file, the folder of a run, or a name (recollect zoo)"""
+    json: bool = False
+    """print the header as JSON, with the shapes of all tensors"""
 
     def perform(self) -> int:
         path = memory_path(self.memory)
         header, tensors = read_header(path)
+        if self.json:
+            shapes = {name: {"shape": list(info.shape), "dtype": info.dtype} for name, info in tensors.items()}
+            write_to(Path("-"), asdict(header) | {"file": str(path), "bytes": path.stat().st_size, "tensors": shapes})
+            return 0
         bases, addressing = tensors["bases"], tensors["addressing"]
         made, budget = dict(header.made), header.budget
         numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))

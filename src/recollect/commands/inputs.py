@@ -1,5 +1,7 @@
 """What commands are told of images and memories."""
 
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -9,6 +11,7 @@ from tyro.conf import Positional
 from recollect import zoo
 from recollect.config import fits
 from recollect.errors import RecollectError
+from recollect.files import write_through
 
 if TYPE_CHECKING:
     from recollect.data.images import Images
@@ -68,6 +71,15 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 def memory_path(path: Path) -> Path:
     """A memory file, given as itself, as the folder of its run, or by its name in the zoo."""
     return path / "memory.safetensors" if path.is_dir() else zoo.find(path)
+
+
+def write_to(path: Path, value: object) -> None:
+    """As JSON, to a file of the user's; - is standard output."""
+    text = json.dumps(value, indent=2) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        write_through(path, text.encode())
 
 
 def at_least_one(networks: int) -> None:

@@ -1,10 +1,12 @@
 """What commands that train a classifier share: how it is trained, and what becomes of it."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recollect.commands.inputs import write_to
 from recollect.config import Recipe
 from recollect.errors import RecollectError
 from recollect.show import terminal
@@ -17,7 +19,7 @@ class Training:
     save: Path | None = None
     """file to write the classifier to, .safetensors"""
     classify: tuple[Path, ...] = ()
-    """pictures to classify"""
+    """pictures to classify, or folders of them"""
     network: str | None = None
     """network to train. Default: that of the memory's recipe"""
     epochs: int | None = None
@@ -46,7 +48,8 @@ def check_use(image_shape: tuple[int, int, int], command: Training) -> None:
     if command.save and command.save.exists():
         raise RecollectError(f"{command.save} already exists: give another name (--save)")
     for picture in command.classify:
-        read_picture(picture, image_shape)
+        if not picture.is_dir():
+            read_picture(picture, image_shape)
 
 
 def trained(composition, command: Training):
@@ -68,7 +71,20 @@ def use(classifier, command: Training) -> None:
         answer(classifier, command.classify)
 
 
-def answer(classifier, pictures: Sequence[Path]) -> None:
-    for picture, answer in zip(pictures, classifier.classify(pictures), strict=True):
-        notice = f"  [{answer.notice}]" if answer.notice else ""
-        terminal.say(f"{picture}: {answer.class_name}, {100 * answer.probability:.1f} %{notice}")
+def answer(classifier, pictures: Sequence[Path], as_json: bool = False) -> None:
+    """What each picture shows, a folder's too; in a folder, what is no picture is said and left out."""
+    found = []
+    for given in pictures:
+        for picture in sorted(path for path in given.rglob("[!.]*") if path.is_file()) if given.is_dir() else [given]:
+            try:
+                found += [(picture, *classifier.classify(picture))]
+            except RecollectError as error:
+                if picture is given:
+                    raise
+                print(f"left out: {terminal.plain(str(error))}", file=sys.stderr)
+    if as_json:
+        write_to(Path("-"), [{"picture": str(picture)} | each._asdict() for picture, each in found])
+        return
+    for picture, each in found:
+        notice = f"  [{each.notice}]" if each.notice else ""
+        terminal.say(f"{picture}: {each.class_name}, {100 * each.probability:.1f} %{notice}")

@@ -3,6 +3,7 @@
 Files are read and checked here; nothing is drawn, and tensors are not loaded.
 """
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from recollect import zoo
 from recollect.continual.metrics import Matrix
 from recollect.data.readers import parsing
 from recollect.errors import RecollectError
-from recollect.evaluation import Evaluation
+from recollect.evaluation import FOLDER, Evaluation, kept
 from recollect.files import read_json
 from recollect.header import read_header
 from recollect.queries import Labels
@@ -50,6 +51,11 @@ class Measured:
         name = f"{count} image{'' if count == 1 else 's'} per class"
         precision = self.config.get("precision", "float32")
         return name if precision == "float32" else f"{name} ({precision})"
+
+    def weight(self, epochs: int) -> tuple[int, int]:
+        """How much it was measured: its epochs, as far as they count, and its networks."""
+        own = re.search(r"(\d+) epochs", self.protocol)
+        return min(int(own[1]) if own else 0, epochs), self.n
 
     def number(self, setting: str) -> int:
         """A whole number of the config."""
@@ -121,7 +127,8 @@ def _json(path: Path) -> Source:
     if {"field", "values", "results"} <= found.keys():
         return _selection(path)
     if "rows" in found:
-        memory = path.parent / Path(str(found.get("memory", "memory.safetensors"))).name
+        folder = path.parent.parent if path.parent.name == FOLDER else path.parent
+        memory = folder / Path(str(found.get("memory", "memory.safetensors"))).name
         if not memory.is_file():
             raise RecollectError(f"{path} is an evaluation, but its memory is not beside it: give the memory file or its run")
         return Source(path, memory=memory, points=of_memory(memory, path))
@@ -144,16 +151,31 @@ def metrics(run: Run) -> list[dict[str, Any]]:
 
 
 def of_memory(path: Path, evaluation: Path | None = None) -> list[Measured]:
-    """The accuracies of a memory file, its baselines too: from the evaluation beside it, else from its header."""
+    """The accuracies of a memory file, its baselines too: of one evaluation; or, of all beside it and of its header, the best of
+    each kind. A quick look never stands in for a longer one, nor the validation split for the test split."""
     header, tensors = read_header(path)
     made, known = header.made.get("config"), {"images_per_class": header.budget.get("images_per_class")}
     config = known | (made if isinstance(made, dict) else {}) | {"bases": tensors["bases"].shape[0]}
-    beside = evaluation or Run(path.parent).evaluation_path
-    if beside.is_file() and (found := read_json(beside)).get("memory", "memory.safetensors") == path.name:
-        with _checked(beside):
-            return [_measured(row, header.dataset, config, beside, row.get("name")) for row in found["rows"]]
-    with _checked(path):
-        return [_measured(entry, header.dataset, config, path) for entry in header.accuracy]
+    points: list[Measured] = []
+    if not evaluation:
+        with _checked(path):
+            points += [_measured(entry, header.dataset, config, path) for entry in header.accuracy]
+    for file in [evaluation] if evaluation else kept(path):
+        with _checked(file):
+            points += [_measured(row, header.dataset, config, file, row.get("name")) for row in read_json(file)["rows"]]
+    return points if evaluation else _best(points, header.recipe.get("epochs", 0))
+
+
+def _best(points: list[Measured], epochs: int) -> list[Measured]:
+    """Of each name and network the point with most epochs, up to the memory's own, then most networks, then the newest."""
+    best: dict[tuple[str, str], Measured] = {}
+    tested = [point for point in points if point.on == "test"]
+    for point in tested or points:
+        other = best.get((point.name, point.network))
+        if other is None or point.weight(epochs) >= other.weight(epochs):
+            best[point.name, point.network] = point
+    names = list(dict.fromkeys(name for name, _ in best))
+    return sorted(best.values(), key=lambda point: names.index(point.name))
 
 
 def _selection(path: Path) -> Source:

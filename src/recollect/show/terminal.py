@@ -1,15 +1,18 @@
 """What a person sees: progress bars in a terminal, plain lines when piped, tables. No torch here."""
 
 import math
+import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
     from recollect.training import Progress as Training
 
 LINE_SECONDS = 5.0  # between plain lines
-SHORT_SECONDS = 2.0  # of a training that is over before one would look
+PATIENCE = 1.0  # seconds until Ctrl-C is answered by a word
+SHORT_SECONDS = 1.0  # of a training that is over before one would look
 
 
 @contextmanager
@@ -30,44 +34,84 @@ def steps(
     if quiet:
         yield None
     elif sys.stderr.isatty():
-        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TextColumn("left"), TimeRemainingColumn()
+        columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[told]}"), TimeElapsedColumn()
         with Progress(TextColumn("{task.description}", markup=False), *columns, console=Console(stderr=True)) as bar:
-            yield _in_bar(bar, bar.add_task(name, total=total, completed=done, told=""), unit)
+            yield _in_bar(bar, bar.add_task(name, total=total, completed=done, told=""), _teller(total, unit))
     else:
-        yield _lines(name, total, unit)
+        yield _lines(name, _teller(total, unit), unit)
 
 
-def _in_bar(bar: Progress, task: TaskID, unit: str) -> Callable[[dict[str, Any]], None]:
+Teller = Callable[[dict[str, Any]], tuple[bool, float, float, str]]
+
+
+def _teller(total: float, unit: str) -> Teller:
+    """Of each step: whether a run begins with it (a selection has several), the time, how many there will be, all in words."""
+    began, first, previous = 0.0, 0.0, math.inf
+
+    def told(values: dict[str, Any]) -> tuple[bool, float, float, str]:
+        nonlocal began, first, previous, total
+        step, now, total = values["step"], time.monotonic(), values.get("of", total)
+        begins, previous = step < previous, step
+        if begins:
+            began, first = now - values["seconds"], step - values.get("amount", 1)
+        each, loss = (now - began) / (step - first), values.get("loss")
+        what = values.get("what") or ("loss exploded" if loss is None else f"loss {loss:.4f}")
+        return begins, now, total, f"{what}  {each:.2f} s/{unit}  {lasting(each * max(total - step, 0))} left"
+
+    return told
+
+
+def _in_bar(bar: Progress, task: TaskID, tell: Teller) -> Callable[[dict[str, Any]], None]:
     def update(line: dict[str, Any]) -> None:
-        if line["step"] < bar.tasks[0].completed:  # the next run of a selection
+        begins, _, total, told = tell(line)
+        if begins:
             bar.reset(task)
-        told = _told(line, line["seconds"] / line.get("amount", 1), unit)
-        bar.update(task, completed=line["step"], total=line.get("of"), told=told)
+        bar.update(task, completed=line["step"], total=total, told=told)
 
     return update
 
 
-def _lines(name: str, total: int, unit: str) -> Callable[[dict[str, Any]], None]:
-    began, last, first, previous = 0.0, 0.0, 0.0, math.inf
+def _lines(name: str, tell: Teller, unit: str) -> Callable[[dict[str, Any]], None]:
+    last = -math.inf
 
     def line(values: dict[str, Any]) -> None:
-        nonlocal began, first, last, previous, total
-        step, now, total = values["step"], time.monotonic(), values.get("of", total)
-        begins, previous = step < previous, step  # this run, or the next of a selection
-        if begins:
-            began, first = now - values["seconds"], step - values.get("amount", 1)
+        nonlocal last
+        (begins, now, total, told), step = tell(values), values["step"]
         if begins or now - last >= LINE_SECONDS or step > total - 1e-6:
-            last, each = now, (now - began) / (step - first)
-            told = f"{_told(values, each, unit)}  {lasting(each * (total - step))} left"
+            last = now
             print(f"{name}: {unit} {round(step, 1)}/{total}  {told}", file=sys.stderr, flush=True)
 
     return line
 
 
-def _told(line: dict[str, Any], seconds: float, unit: str) -> str:
-    loss = line.get("loss")
-    what = line.get("what") or ("loss exploded" if loss is None else f"loss {loss:.4f}")
-    return f"{what}  {seconds:.2f} s/{unit}"
+@contextmanager
+def answering() -> Iterator[None]:
+    """Ctrl-C is answered within a second, also while a long operation, which Python cannot interrupt, is at work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    before, over = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False), threading.Event()
+
+    def watch() -> None:
+        with reader:
+            while number := reader.recv(1):  # nothing, once the other end is closed
+                if number[0] == signal.SIGINT and not over.wait(PATIENCE):
+                    print("stopping, as soon as the operation at work ends", file=sys.stderr, flush=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        writer.close()
+
+
+def loading(what: object) -> AbstractContextManager[Any]:
+    """A word in a terminal while torch and data come."""
+    return Console(stderr=True).status(plain(f"loading {what}")) if sys.stderr.isatty() else nullcontext()
 
 
 @contextmanager
