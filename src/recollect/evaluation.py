@@ -113,8 +113,8 @@ def evaluate(
 
 
 def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | None = None) -> Path:
-    """Write evaluations of a memory's file, each with a word on its size, into evaluations/ beside it (or in a folder), by a name of
-    their own: nothing that is there is replaced."""
+    """Write evaluations of a memory's file, each with a word on its size, into evaluations/ beside it (or in a folder), by a name
+    of their own: nothing that is there is replaced."""
     ours, stem = [found for found, _ in rows if found.name == "memory"], memory.stem if memory.stem != "memory" else ""
     networks = "+".join(dict.fromkeys(found.network for found in ours))
     epochs = re.findall(r"\d+ epochs", ours[0].protocol)

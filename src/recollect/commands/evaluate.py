@@ -52,16 +52,16 @@ class Evaluate(Files):
 
     def perform(self) -> int:
         path = memory_path(self.memory)
-        with terminal.loading(path):
-            memory, images = self._loaded(path)
-        from recollect.evaluation import evaluate, full_data, keep, memory_recipe, random_real
-        from recollect.nets import constructor
-
         shipped = zoo.name_of(path)
         if shipped and self.record:
             raise RecollectError(
                 f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
             )
+        with terminal.loading(path):
+            memory, images = self._loaded(path)
+        from recollect.evaluation import evaluate, full_data, keep, memory_recipe, random_real
+        from recollect.nets import constructor
+
         recipe = memory_recipe(memory)
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
