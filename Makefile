@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -n auto
 
-.PHONY: demo test test-often format clean
+.PHONY: demo test test-often docs format clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -20,6 +20,10 @@ test-often: .venv/installed-dev .venv/chromium
 	yes >/dev/null & first=$$!; yes >/dev/null & second=$$!; trap "kill $$first $$second" EXIT; \
 	  for n in 1 2 3; do $(PYTEST) || exit 1; done
 	for n in 1 2; do taskset -c 0 $(PYTEST) || exit 1; done
+
+# The site, in build/site; built without a network.
+docs: .venv/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 format: .venv/installed-dev
 	$(BIN)/ruff format .

@@ -396,24 +396,6 @@ def test_mistakes_are_one_line(call, line):
 # --- docs and experiment ---------------------------------------------------------------------------------------------
 
 
-def test_the_docs_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "compose.md").read_text()
-    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    exec(compile(snippet, "compose.md", "exec"), {})
-    assert float(re.search(r"([\d.]+) % of the test images", capsys.readouterr().out)[1]) > 70
-    commands = re.findall(r"^    (recollect .*)$", text.replace("\\\n", ""), re.M)
-    assert len(commands) == 6
-    for command in commands:
-        assert main(shlex.split(command)[1:]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"0000.png: (3|5|8), ", said)
-    assert "pictures/003-3/0005.png: 003-3, " in said
-    assert Classifier.load("1-3.safetensors").class_names == ("001-1", "003-3")
-    saved, composed = Classifier.load("3-5-8.safetensors"), Classifier.load("classifier.safetensors")
-    assert all(torch.equal(p, composed.params[name]) for name, p in saved.params.items())
-
-
 def test_figures_are_those_of_the_file():
     text = (ROOT / "docs" / "compose.md").read_text()
     found = read_json(ROOT / "results" / "compose-digits.json")
@@ -479,14 +461,16 @@ def spread(row: dict) -> str:
 
 
 def test_composing_cifar100_is_that_of_the_files():
-    text, readme = ((ROOT / name).read_text() for name in ("docs/compose.md", "README.md"))
+    pages = "docs/compose.md", "README.md", "docs/results/README-figures.md"
+    text, readme, figures = ((ROOT / name).read_text() for name in pages)
     found = {ways: read_json(ROOT / "results" / f"compose-cifar100-{ways}-way.json") for ways in (2, 5)}
     for source in ("memories", "random real images", "all the data"):
         two, five = (found[ways]["rows"][f"{ways}-way, {source}"] for ways in (2, 5))
         assert two["n"] == five["n"] == len(two["values"]) == len(five["values"]) == 1000
         assert re.search(rf"\| {spread(two)} \| [\d. ±]* ?\| {spread(five)} \|", text)
     row = found[5]["rows"]["5-way, memories"]
-    assert f"with {spread(row)} % (1,000 tasks; paper 46.5;\n" in readme
+    assert f"{spread(row)} % on five classes of" in readme
+    assert f"| {spread(row)} % | 1,000 tasks, one network each |" in figures
     command = text[text.index("python experiments/compose.py cifar100") :].split("\n\n")[0].replace("\\\n      ", "")
     for ways, each in found.items():
         assert each["settings"]["on"] == "test"
@@ -500,7 +484,8 @@ def test_composing_cifar100_is_that_of_the_files():
 
 @pytest.mark.parametrize("name", ["ask-cifar100", "ask-cifar100-validation", "ask-cifar100-first"])
 def test_asking_is_that_of_the_files(name):
-    text, readme = ((ROOT / path).read_text() for path in ("docs/compose.md", "README.md"))
+    pages = "docs/compose.md", "README.md", "docs/results/README-figures.md"
+    text, readme, figures = ((ROOT / path).read_text() for path in pages)
     if name == "ask-cifar100-first":  # of an earlier script
         found = read_json(ROOT / "results" / "searches.json")["asking, first"]
     else:
@@ -519,8 +504,8 @@ def test_asking_is_that_of_the_files(name):
     if name == "ask-cifar100":
         row = found["image addressing, 5 shot"]
         minutes = row["minutes of distilling"]
-        told = f"{spread(row)} %\n  (20 tasks, 5 draws; paper 71.2; one shared H200, {minutes:.0f} minutes of distilling)"
-        assert told in readme
+        assert f"{spread(row)} % from five shots (paper 71.2)" in readme
+        assert f"| {spread(row)} % | 20 tasks, 5 draws | one shared H200, {minutes:.0f} minutes of distilling |" in figures
         labels = found["classify-then-recall, 5 shot"]["minutes of distilling"]
         assert f"{labels:.1f} minutes for the labels' and {minutes - labels:.1f} for each" in text
         for kind in ("labels", "1-shot", "5-shot"):

@@ -1,0 +1,214 @@
+"""The documentation is true: links lead somewhere, code and commands run, flags exist, sentences are short, every public name is
+explained, and the site builds without a network."""
+
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import recollect
+from recollect.cli import main
+
+ROOT = Path(__file__).parent.parent
+SITE = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *SITE, ROOT / "results" / "README.md"]
+TAUGHT = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
+"""what a new user reads: performed from top to bottom, and written in short sentences"""
+SHORTER = {"--minutes 10": "--network mlp:width=32 --outer-steps 20 --inner-steps 10 --window 10"}
+"""what a test does in the place of minutes"""
+LEAST = {
+    "README.md": {r"([\d.]+) % of the test set": 90},
+    "index.md": {r"([\d.]+) % of the test set": 90},
+    "composing.md": {r"([\d.]+) % of the test images of 3, 5 and 8": 85},
+    "asking.md": {r"([\d.]+) % of the test images of five classes": 80},
+    "objective.md": {r"([\d.]+) % of the validation images": 80},
+    "without-recollect.md": {r"([\d.]+) % of all digits": 75},
+}
+"""what a page prints, and the least that it may say"""
+MOST_WORDS = 14
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
+STEP = re.compile(r"^```python\n(.*?)^```$|^    (recollect (?:[^\n]*\\\n)*[^\n]*)$", re.M | re.S)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def perform(text: str, where: str) -> dict:
+    """Run a page's Python and its commands in their order, in one namespace, in the current folder."""
+    names: dict = {"__name__": where}
+    for python, command in STEP.findall(text):
+        if python:
+            exec(compile(python, where, "exec"), names)
+            continue
+        command = command.replace("\\\n", "")
+        for long, short in SHORTER.items():
+            command = command.replace(long, short)
+        assert main(shlex.split(command, comments=True)[1:]) == 0, command
+    return names
+
+
+# --- what is shown runs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*TAUGHT, ROOT / "docs" / "mathematics.md"], ids=name_of)
+def test_a_page_does_what_it_shows(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    perform(path.read_text(), name_of(path))
+    said = capsys.readouterr().out
+    for pattern, least in LEAST.get(path.name, {}).items():
+        found = [float(number) for number in re.findall(pattern, said)]
+        assert found, f"{name_of(path)} does not print {pattern}"
+        assert min(found) >= least
+
+
+def test_a_stranger_recalls_the_same(tmp_path, monkeypatch):
+    """docs/tutorials/without-recollect.md: ten lines without this package, and the very same tensors."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "tutorials" / "without-recollect.md").read_text()
+    ours, strangers = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
+    assert sum(bool(line.strip()) for line in strangers.splitlines()) <= 10
+    assert "recollect" not in re.sub(r'\["recollect"\]', "", strangers)
+    found = perform(f"```python\n{ours}```\n```python\n{strangers}```", "without-recollect.md")
+    images, labels = recollect.Memory.load("digits.safetensors").recall()
+    assert found["labels"].equal(labels)
+    assert found["images"].allclose(images, atol=1e-6)
+
+
+# --- links and flags -----------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.M)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title) for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path):
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text()))
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://|mailto:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    assert not wrong
+
+
+@cache
+def flags_of(command: str) -> frozenset[str]:
+    """What `recollect COMMAND --help-all` lists."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "recollect", *command.split(), "--help-all"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    return frozenset(re.findall(r"--[a-z0-9][a-z0-9-]*", shown.stdout))
+
+
+@cache
+def commands() -> tuple[str, ...]:
+    shown = subprocess.run([sys.executable, "-m", "recollect", "--help"], capture_output=True, text=True)
+    return tuple(re.findall(r"^  ([a-z]+)  ", shown.stdout, re.M))
+
+
+@cache
+def known_flags() -> frozenset[str]:
+    """Of our commands, of our scripts, and of the tools that the pages tell to run."""
+    ours = frozenset().union(*map(flags_of, (*commands(), "data get", "data show")))
+    scripts = [path.read_text() for path in (ROOT / "experiments").glob("*.py")]
+    theirs = re.findall(r'"(--[a-z][a-z-]*)"', "\n".join(scripts))
+    return ours | {*theirs} | {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-endpoint", "--rdzv-backend", "--strict"}
+
+
+@pytest.mark.parametrize("path", [page for page in PAGES if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")], ids=name_of)
+def test_flags_exist(path):
+    text = path.read_text().replace("\\\n", " ")
+    code = "\n".join([*re.findall(r"^    .*$", text, re.M), *re.findall(r"`[^`]+`", text)])
+    written = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]*", code))
+    assert not (unknown := written - known_flags()), f"no command has {sorted(unknown)}"
+    for command, rest in re.findall(r"\brecollect ([a-z]+)\b([^`\n|&]*)", code):
+        if command in commands():
+            flags = set(re.findall(r"(?<![\w-])--[a-z0-9][a-z0-9-]*", rest))
+            known = flags_of(command) | flags_of(f"data {rest.split()[0]}") if command == "data" and rest else flags_of(command)
+            assert not (unknown := flags - known), f"recollect {command} has no {sorted(unknown)}"
+
+
+# --- sentences -----------------------------------------------------------------------------------------------------------
+
+
+def sentences(text: str) -> list[str]:
+    """The prose of a page: no code, tables, headings, formulas or quotations. An item of a list ends a sentence, and so do
+    . ! ? before a space. A piece of code in a line is one word, and of a link its text stands."""
+    text = re.sub(r"\$\$.*?\$\$", "", FENCE.sub("\n\n", text), flags=re.S)
+    kept = []
+    for line in text.splitlines():
+        if re.match(r"    (?! *[-*\d])|\s*[|#>]|!\[|\s*<", line):
+            kept.append("")
+            continue
+        kept.append(re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n", line))
+    text = re.sub(r"`[^`]*`|\$[^$\n]*\$", "code", "\n".join(kept))
+    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("**", "").replace("*", "")
+    found = []
+    for paragraph in re.split(r"\n\s*\n", text):
+        found += re.split(r"(?<=[.!?])[\")]*\s+", " ".join(paragraph.split()))
+    return [sentence for sentence in found if re.search(r"\w", sentence)]
+
+
+def words(sentence: str) -> int:
+    return len(re.findall(r"[\w'%±-]*\w[\w'%.-]*", sentence))
+
+
+def test_the_measure_of_sentences():
+    text = "# Title\n\nOne two three. Four `recollect distill --x y` six!\n\n    code here\n\n- an item of five [words](a.md)\n"
+    assert [words(each) for each in sentences(text)] == [3, 3, 5]
+
+
+@pytest.mark.parametrize("path", TAUGHT, ids=name_of)
+def test_sentences_are_short(path):
+    lengths = [words(sentence) for sentence in sentences(path.read_text())]
+    assert statistics.median(lengths) <= MOST_WORDS
+    assert sorted(lengths)[-len(lengths) // 10] <= 2 * MOST_WORDS, "a tenth of the sentences are too long"
+
+
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs" / "reference.md").read_text()
+    assert sorted(re.findall(r"^::: recollect\.(\w+)$", page, re.M)) == sorted(recollect.__all__)
+
+
+# --- the site ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_site_builds_and_loads_nothing_from_outside(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-W", "ignore", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"}
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "WARNING" not in built.stderr
+    wrong = []
+    for page in tmp_path.rglob("*.html"):
+        text = page.read_text()
+        loaded = re.findall(r'<(?:script|img|iframe|source)\b[^>]*?\bsrc="?([^"\s>]+)', text)
+        loaded += re.findall(r'<link\b[^>]*?\brel="?(?:stylesheet|icon|preload|preconnect)"?[^>]*?\bhref="?([^"\s>]+)', text)
+        wrong += [(page.name, link) for link in loaded if re.match(r"(?:https?:)?//", link)]
+        assert "$$" not in text
+        assert "merror" not in text
+    for sheet in tmp_path.rglob("*.css"):
+        wrong += [(sheet.name, link) for link in re.findall(r"url\(\s*[\"']?((?:https?:)?//[^)\"']+)", sheet.read_text())]
+    assert not wrong
+    reference = (tmp_path / "reference" / "index.html").read_text()
+    for name in recollect.__all__:
+        assert f'id="recollect.{name}"' in reference
