@@ -31,7 +31,11 @@ TEN = {"images_per_class": 10, "bases": 160, "init": "samples"}
 LEGS: dict[str, list[dict[str, Any]]] = {
     "mnist-1": [ALL | {"outer_steps": 1500}, LONG],
     "fashion-mnist-1": [ALL | {"outer_steps": 3500}, LONG, ALL | WHOLE | {"inner_per_class": 29, "outer_steps": 1200}],
-    "svhn-1": [ALL | {"inner_steps": 150, "window": 60, "outer_steps": 3000}, ALL | WHOLE | {"outer_steps": 800}],
+    "svhn-1": [
+        ALL | {"inner_steps": 150, "window": 60, "outer_steps": 3000},
+        ALL | WHOLE | {"outer_steps": 800},
+        ALL | WHOLE | {"outer_lr": 0.03, "outer_steps": 900},
+    ],
     "cifar10-1": [
         FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
         FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},

@@ -215,7 +215,7 @@ def test_bad_window(window):
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize(
     ("name", "tolerance"),
-    [("fp32", 1e-4), pytest.param("tf32", 0.2, marks=needs_cuda), pytest.param("bf16", 0.4, marks=needs_cuda)],
+    [("fp32", 1e-4), pytest.param("tf32", 0.3, marks=needs_cuda), pytest.param("bf16", 0.4, marks=needs_cuda)],
 )
 def test_convnet_against_the_reference(name, tolerance, optimiser):
     from recollect.fast.convnet import ConvNet
@@ -252,6 +252,8 @@ def test_together_with_images_of_their_own(network, options):
         starts.append(Start(params, batches, drawn))
     options = {"lr": 0.1, "momentum": 0.9, **options}
     engine = new_engine(net)
+    # Adam makes steps of the rounding of a gradient that is 0 (a bias before a norm), and a GPU's sums have no fixed order
+    tolerance = 1e-8 if DEVICE == "cuda" and options.get("optimiser") == "adam" else 1e-12
     for _ in range(2):
         found = engine.together(starts, images, labels, query, **options)
         for k, (ours, start) in enumerate(zip(found, starts, strict=True)):
@@ -259,7 +261,7 @@ def test_together_with_images_of_their_own(network, options):
             theirs = unroll.metagradient(
                 net.loss, start.params, images[k], labels[k], start.batches, real, augment=start.augment, **options
             )
-            agree(ours, theirs)
+            agree(ours, theirs, tolerance)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
