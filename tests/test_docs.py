@@ -1,14 +1,18 @@
 """The documentation is true: links lead somewhere, code and commands run, flags exist, sentences are short, every public name is
 explained, and the site builds without a network."""
 
+import doctest
+import inspect
 import os
 import re
 import shlex
 import statistics
 import subprocess
 import sys
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -180,6 +184,69 @@ def test_sentences_are_short(path):
     lengths = [words(sentence) for sentence in sentences(path.read_text())]
     assert statistics.median(lengths) <= MOST_WORDS
     assert sorted(lengths)[-len(lengths) // 10] <= 2 * MOST_WORDS, "a tenth of the sentences are too long"
+
+
+# --- the reference -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Explained:
+    """A public function, class or method, and what its docstring has."""
+
+    name: str
+    value: object
+
+    @property
+    def text(self) -> str:
+        return inspect.getdoc(self.value) or ""
+
+    @property
+    def parameters(self) -> list[str]:
+        found = inspect.signature(self.value).parameters.values()
+        return [each.name for each in found if each.name not in ("self", "cls") and each.kind not in (4,)]
+
+    def section(self, title: str) -> str:
+        found = re.search(rf"^{title}:\n((?:    .*\n?|\n)+)", self.text, re.M)
+        return found[1] if found else ""
+
+
+def public() -> list[Explained]:
+    return [Explained(name, getattr(recollect, name)) for name in recollect.__all__]
+
+
+@pytest.mark.parametrize("each", public(), ids=lambda each: each.name)
+def test_a_public_name_is_explained(each):
+    """A function: Arguments (each of them), Returns and Examples. A class: Examples, and every public method a docstring that
+    explains its arguments where it has two or more."""
+    if each.name == "RecollectError":
+        assert each.text
+        return
+    assert each.section("Examples"), f"{each.name} lacks an example"
+    assert ">>> " in each.section("Examples")
+    if not inspect.isclass(each.value):
+        assert each.section("Returns"), f"{each.name} does not say what it returns"
+        named = re.findall(r"^    ([\w, ]+):", each.section("Arguments"), re.M)
+        known = {name.strip() for line in named for name in line.split(",")}
+        assert not (lacking := set(each.parameters) - known), f"{each.name} does not explain {lacking}"
+        return
+    for name, member in vars(each.value).items():
+        if name.startswith("_") or not isinstance(member, property | cached_property | staticmethod | FunctionType):
+            continue
+        function = inspect.unwrap(getattr(member, "__func__", None) or getattr(member, "fget", None) or member)
+        method = Explained(f"{each.name}.{name}", function)
+        assert method.text, f"{method.name} has no docstring"
+        if isinstance(member, FunctionType | staticmethod) and len(method.parameters) >= 2:
+            assert method.section("Arguments"), f"{method.name} does not explain its arguments"
+
+
+@pytest.mark.parametrize("each", public(), ids=lambda each: each.name)
+def test_examples_of_the_reference_run(each, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for test in doctest.DocTestFinder(recurse=False).find(each.value, each.name, globs={"recollect": recollect}):
+        said: list[str] = []
+        runner.run(test, out=said.append)
+        assert runner.summarize(verbose=False).failed == 0, "".join(said)
 
 
 def test_the_reference_has_every_public_name():

@@ -42,6 +42,15 @@ def test_figures_are_those_of_the_files():
     assert bench["environment"]["processor"] in FIGURES
 
 
+def test_random_real_images_are_those_of_the_file():
+    names = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+    for name, row in read_json(RESULTS / "random-real.json")["rows"].items():
+        assert (row["n"], row["on"]) == (5, "test")
+        accuracy = f"{row['mean']:.1f} ± {row['deviation']:.1f}"
+        assert re.search(rf"^\| {names[name]} \|.*\| {re.escape(accuracy)} \|", README, re.M)
+        assert f"{names[name]} {accuracy}" in " ".join(FIGURES.split())
+
+
 FILES = sorted([*(ROOT / "src" / "recollect" / "zoo").glob("*.safetensors"), *(ROOT / "memories").glob("*.safetensors")])
 
 

@@ -57,7 +57,7 @@ cli, __main__: the command line
 avalanche: the bridge to Avalanche
 """
 KERNELS = ("fast/kernels.py", "fast/edge_kernels.py", "fast/patch_kernels.py")  # Triton's language: a kernel is one function
-LINES, FUNCTION_LINES = 450, 60
+LINES, FUNCTION_LINES = 450, 60  # without docstrings of classes and functions
 TRACKED, RESULTS, RESULTS_BYTES = 330, 40, 2 * 2**20
 
 LEVELS = {name: level for level, line in enumerate(ROOMS.strip().splitlines()) for name in line.split(":")[0].split(", ")}
@@ -165,15 +165,22 @@ def test_private_names_stay_at_home():
     assert not wrong, said(wrong)
 
 
+def docstring_lines(tree: ast.AST) -> int:
+    """Of a tree and everything in it: what a reader is told does not count as code."""
+    owners = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+    strings = [node.body[0] for node in owners if ast.get_docstring(node, clean=False) is not None]
+    return sum(string.end_lineno - string.lineno + 1 for string in strings)
+
+
 def test_files_and_functions_are_small():
     wrong = []
     for path, tree in TREES.items():
         where = path.relative_to(ROOT)
-        if (lines := len(path.read_text().splitlines())) > LINES:
+        if (lines := len(path.read_text().splitlines()) - docstring_lines(tree)) > LINES:
             wrong.append(f"{where}: {lines} lines, more than {LINES}")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not str(where).endswith(KERNELS):
-                lines = node.end_lineno - node.lineno + 1
+                lines = node.end_lineno - node.lineno + 1 - docstring_lines(node)
                 if lines > FUNCTION_LINES:
                     wrong.append(f"{where}:{node.lineno}: {node.name} has {lines} lines, more than {FUNCTION_LINES}")
     assert not wrong, said(wrong)

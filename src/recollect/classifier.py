@@ -54,13 +54,25 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A trained network that knows what its inputs and outputs mean."""
+    """A trained network that knows what its inputs and outputs mean. `compose` and `ask` train one, `Classifier.load` reads one.
+
+    Examples:
+        >>> memory = recollect.Memory.load("mnist-1")
+        >>> recipe = recollect.Recipe(network="mlp:width=16", epochs=2)
+        >>> classifier = recollect.compose(memory["3", "8"]).train(recipe)
+        >>> classifier.save("3-8.safetensors")
+        >>> recollect.Classifier.load("3-8.safetensors").class_names
+        ('3', '8')
+    """
 
     recipe: Recipe
     """its network, and how it was trained"""
     params: Params = field(repr=False)
+    """the network's weights"""
     class_names: tuple[str, ...]
+    """in the order of its answers"""
     image_shape: Shape
+    """(channels, height, width)"""
     preprocess: Preprocess = field(repr=False)
     sources: tuple[Source, ...]
     """where each class comes from"""
@@ -68,6 +80,7 @@ class Classifier:
 
     @cached_property
     def network(self) -> Network:
+        """Its architecture."""
         return Network(self.recipe.network, self.image_shape, len(self.class_names))
 
     @torch.no_grad()
@@ -101,7 +114,9 @@ class Classifier:
     def split(self, *datasets: Images, on: On = "test") -> Split:
         """The images of its classes in a split of datasets, labelled as the classifier numbers its classes.
 
-        A class is looked for in the dataset that its memory was made of, where that is given, and else in all.
+        Arguments:
+            datasets: a class is looked for in the dataset that its memory was made of, where that is given, and else in all.
+            on: "test" or "validation".
         """
         return split_of(self.class_names, self.sources, self.image_shape, datasets, on)
 

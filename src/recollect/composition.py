@@ -104,7 +104,17 @@ def compose(parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Ima
     fewer images of a class than another, they are repeated.
 
     Arguments:
+        parts: classes of memories, `memory["cat"]`, or whole memories.
         images: datasets; from the first memory's, if it is among them, a whitening file that is not at hand is fitted again.
+
+    Returns:
+        A Composition: `images` [N, C, H, W], `labels` [N], `class_names`; its `train()` gives a Classifier.
+
+    Examples:
+        >>> mnist, fashion = recollect.Memory.load("mnist-1"), recollect.Memory.load("fashion-mnist-1")
+        >>> composition = recollect.compose([mnist["3"], fashion["Bag", "Coat"]])
+        >>> composition.class_names, composition.images.shape
+        (('3', 'Bag', 'Coat'), torch.Size([87, 1, 28, 28]))
     """
     listed = [parts] if isinstance(parts, Classes | Memory) else list(parts)
     chosen = [part[range(len(part.class_names))] if isinstance(part, Memory) else part for part in listed]
@@ -189,6 +199,18 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", imag
         memory: one that is asked with pictures (distilled with query "images").
         groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W].
         images: the memory's own dataset, from which a whitening file that is not at hand is fitted again.
+
+    Returns:
+        A Composition whose classes are the groups: `images` [N, C, H, W], `labels` [N]; its `train()` gives a Classifier.
+
+    Examples:
+        >>> digits = recollect.load("digits")
+        >>> asking = dict(query="images", shots=2, query_size=8, classes_per_step=3)
+        >>> small = dict(network="mlp:width=16", inner_steps=2, window=2, outer_steps=2, images_per_class=4)
+        >>> memory = recollect.distill(digits, recollect.preset("fast", **asking, **small))
+        >>> groups = {"these": digits.test.images[:2], "those": digits.test.images[2:4]}
+        >>> recollect.ask(memory, groups).class_names
+        ('these', 'those')
     """
     if not isinstance(memory.asked, Pictures):
         raise RecollectError(

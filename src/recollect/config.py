@@ -31,7 +31,12 @@ def group(title: str) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a fresh network is trained on a recall: the paper's protocol."""
+    """How a fresh network is trained on a recall: the paper's protocol.
+
+    Examples:
+        >>> recollect.Recipe(network="mlp:width=128", epochs=50, lr=0.05)
+        Recipe(network='mlp:width=128', epochs=50, batch=640, lr=0.05, momentum=0.9, augment='none')
+    """
 
     network: str = "convnet"
     """network to train: convnet, resnet12, alexnet, mlp or lamaml, with options: convnet:width=64,depth=4"""
@@ -216,7 +221,16 @@ class Running:
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """How a dataset becomes a memory (Algorithm 1). The defaults are the preset `fast`."""
+    """How a dataset becomes a memory (Algorithm 1). The defaults are the preset `fast`; `preset` makes others.
+
+    Each part is a dataclass of settings. A setting is called as its flag: `--inner-lr` is `inner_lr` in `preset`, and
+    `config.inner.lr` to read.
+
+    Examples:
+        >>> config = recollect.preset("fast", inner_lr=0.05)
+        >>> config.inner.lr, config.budget.images_per_class
+        (0.05, 1)
+    """
 
     budget: Annotated[Limits, *group("budget")] = Limits()
     memory: Annotated[Sizes, *group("memory")] = Sizes()
@@ -345,8 +359,20 @@ PRESETS = {"fast": DistillConfig(), "paper": PAPER}
 
 
 def preset(name: str, **values: Any) -> DistillConfig:
-    """A named DistillConfig, "fast" (the default) or "paper", with other settings by their names:
-    preset("fast", images_per_class=10, outer_steps=200)."""
+    """A named DistillConfig, with other settings.
+
+    Arguments:
+        name: "fast", which was chosen on validation splits, or "paper".
+        values: settings by their names, those of the flags with underscores.
+
+    Returns:
+        A DistillConfig, to give to `distill` or `select`.
+
+    Examples:
+        >>> config = recollect.preset("fast", images_per_class=10, outer_steps=200)
+        >>> config.budget.outer_steps
+        200
+    """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return changed(PRESETS[name], **values)

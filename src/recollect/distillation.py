@@ -69,6 +69,15 @@ def distill(
         data: how `images` were loaded, for the run's config.json, so that `recollect resume` can load them again.
         progress: called with the numbers of each outer step.
         say: called with lines for a person, such as the memory that the run will need.
+
+    Returns:
+        The memory: the average of the last outer steps (`ema`), as a file of the run would have it.
+
+    Examples:
+        >>> images = recollect.load("digits")
+        >>> config = recollect.preset("fast", network="mlp:width=32", inner_steps=5, window=5, outer_steps=3)
+        >>> recollect.distill(images, config)
+        Memory(digits: 10 classes of 1x8x8; 11 bases, 4 matrices, 616 numbers)
     """
     began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
     config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)

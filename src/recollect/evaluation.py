@@ -48,20 +48,30 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies of fresh networks, in percent."""
+    """Accuracies of fresh networks, in percent.
+
+    Examples:
+        >>> found = recollect.Evaluation("memory", "mlp", (95.0, 96.0), "test", "2 networks", seconds=1.0)
+        >>> found.mean, round(found.deviation, 2)
+        (95.5, 0.71)
+    """
 
     name: str
     """what they were trained on"""
     network: str
+    """what was trained: its name with options"""
     values: tuple[float, ...]
     """one for each network"""
     on: str
     """the split they were judged by"""
     protocol: str
+    """how they were trained, in words"""
     seconds: float
+    """of training and testing"""
 
     @property
     def mean(self) -> float:
+        """Of all networks."""
         return sum(self.values) / len(self.values)
 
     @property
@@ -72,10 +82,12 @@ class Evaluation:
         return math.sqrt(sum((value - self.mean) ** 2 for value in self.values) / (len(self.values) - 1))
 
     def to_json(self) -> dict[str, Any]:
+        """Every field, with mean, deviation and n."""
         return asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
 
     @staticmethod
     def from_json(written: dict[str, Any]) -> "Evaluation":
+        """What `to_json` wrote."""
         kept: dict[str, Any] = {field.name: written[field.name] for field in fields(Evaluation)}
         kept["values"] = tuple(kept["values"])
         return Evaluation(**kept)
@@ -92,14 +104,28 @@ def evaluate(
     """Train fresh networks on all that a memory recalls, and read their accuracy on a split of its dataset.
 
     Arguments:
+        memory: what to recall from.
+        images: the memory's own dataset.
         recipe: how to train; None is the recipe in the memory's header.
+        name: what to call it in tables.
         network: a function (image shape, classes) -> nn.Module instead of the recipe's named network.
         networks: how many; 20 by default.
         on: "test", or "validation" for anything that will be chosen by it.
-        seed, device: 0 and "auto" by default.
+        seed: of the networks; 0 by default.
+        device: "cpu", "cuda", or "auto" (the default): cuda where there is one.
         compute: precision of the training's products: "fp32", "bf16", or "tf32" on a GPU; "auto" is TF32 there, and on a CPU
             bf16 for wide ConvNets where the processor has it, which the protocol then says.
         progress: told how far the training is.
+
+    Returns:
+        An Evaluation: every network's accuracy, their mean and deviation.
+
+    Examples:
+        >>> images = recollect.load("digits")
+        >>> config = recollect.preset("fast", network="mlp:width=32", inner_steps=5, window=5, outer_steps=3)
+        >>> found = recollect.evaluate(recollect.distill(images, config), images, networks=2)
+        >>> len(found.values), found.on
+        (2, 'test')
     """
     if set(memory.class_names) < set(images.class_names):
         images = images.only(memory.class_names)

@@ -38,6 +38,11 @@ class Budget:
 
     K c h w + r d_y K <= N C c H W. In half precision (`precision`) the same bytes hold twice the numbers; that is a
     budget of its own name, not the paper's.
+
+    Examples:
+        >>> budget = recollect.Budget(images_per_class=1, classes=10, image_shape=(3, 32, 32))  # of CIFAR-10
+        >>> budget.floats, budget.matrices(bases=16), budget.bases(matrices=51)
+        (30720, 115, 24)
     """
 
     images_per_class: int
@@ -78,10 +83,12 @@ class Budget:
 
     @property
     def base_numbers(self) -> int:
+        """c h w"""
         return math.prod(self.base_shape)
 
     @property
     def query_numbers(self) -> int:
+        """d_y"""
         return self.query_size or self.classes
 
     @property
@@ -186,7 +193,18 @@ class Classes:
 
 
 class Memory:
-    """A distilled dataset: shared bases, addressing matrices, and a header that says what they are."""
+    """A distilled dataset: shared bases, addressing matrices, and a header that says what they are.
+
+    `distill` makes one, `Memory.load` reads one.
+
+    Examples:
+        >>> memory = recollect.Memory.load("mnist-1")  # a memory of the zoo, or the path of a file
+        >>> memory
+        Memory(mnist-1: 10 classes of 1x28x28; 16 bases, 29 matrices, 7,776 numbers)
+        >>> images, labels = memory.recall(["3", "8"])
+        >>> images.shape, labels.shape
+        (torch.Size([58, 1, 28, 28]), torch.Size([58]))
+    """
 
     __iter__ = None  # memory[0] is a class: not the first of a sequence
 
@@ -221,10 +239,12 @@ class Memory:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """By the number of their label."""
         return tuple(self.header.class_names)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of a recalled image"""
         channels, height, width = self.header.image_shape
         return channels, height, width
 
@@ -279,9 +299,14 @@ class Memory:
         return int(item)
 
     def recall(self, query: Query = None) -> tuple[Tensor, Tensor]:
-        """A training set: images [Q r, C, H, W] as a network sees them (preprocessed), and labels [Q r].
+        """A training set.
 
-        Labels are this memory's class numbers; for query vectors, the rows of the query.
+        Arguments:
+            query: class names or labels, in any order; vectors [Q, d_y] (floats); None for every class.
+
+        Returns:
+            images: [Q r, C, H, W] as a network sees them (preprocessed), the r images of a query together.
+            labels: [Q r], this memory's class numbers; for query vectors, the rows of the query.
         """
         queries = self.queries(query)
         count = len(queries) * len(self.addressing)

@@ -178,11 +178,26 @@ def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:
 
 
 class Network:
-    """One architecture for one image shape: fresh parameters by seed, the logits they give, and the loss of these."""
+    """One architecture for one image shape: fresh parameters by seed, the logits they give, and the loss of these.
+
+    Examples:
+        >>> import torch
+        >>> network = recollect.Network("convnet:width=8,depth=2", (1, 8, 8), 10)
+        >>> network.logits(network.fresh(seed=0), torch.zeros(4, 1, 8, 8)).shape
+        torch.Size([4, 10])
+    """
 
     def __init__(
         self, network: "str | Constructor", shape: Shape, classes: int, criterion: Criterion = nn.functional.cross_entropy
     ):
+        """A name with options, or a function.
+
+        Arguments:
+            network: "convnet", "convnet:width=64,depth=4", "mlp", ...; or a function (shape, classes) -> nn.Module.
+            shape: (channels, height, width) of an image.
+            classes: outputs.
+            criterion: (outputs [N, classes], labels) -> a scalar; cross-entropy where none is given.
+        """
         self.construct, self.criterion = constructor(network), criterion
         self.shape, self.classes, self.named = shape, classes, isinstance(network, str)
         if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
@@ -198,6 +213,7 @@ class Network:
 
     @property
     def convolves(self) -> bool:
+        """Whether it has convolutions."""
         return any(isinstance(module, nn.Conv2d) for module in self.module.modules())
 
     def _build(self, seed: int) -> nn.Module:
@@ -206,12 +222,22 @@ class Network:
             return self.construct(self.shape, self.classes)
 
     def fresh(self, seed: int, device: "torch.device | str" = "cpu") -> Params:
-        """Newly initialised parameters: the same seed gives the same floats."""
+        """Newly initialised parameters, by name.
+
+        Arguments:
+            seed: the same seed gives the same floats.
+            device: where they shall be.
+        """
         return {name: p.detach().to(device) for name, p in self._build(seed).named_parameters()}
 
     def drawn(self, seed: int, device: "torch.device | str") -> Params:
         """Fresh parameters where they are needed: on a GPU drawn there, from the same distributions, which costs the host
-        nothing; other numbers than `fresh` has for that seed."""
+        nothing; other numbers than `fresh` has for that seed.
+
+        Arguments:
+            seed: of the draw.
+            device: where they are drawn.
+        """
         if torch.device(device).type == "cpu" or not self.named:
             return self.fresh(seed, device)
         return self._uniform(torch.Generator(device).manual_seed(seed))
@@ -235,10 +261,27 @@ class Network:
         return torch.cat(low).to(device), torch.cat(width).to(device)
 
     def logits(self, params: Params, images: Tensor) -> Tensor:
+        """What the network puts out.
+
+        Arguments:
+            params: the weights, by name.
+            images: [N, C, H, W], preprocessed.
+
+        Returns:
+            [N, classes]
+        """
         return functional_call(self.module, params, (images,))
 
     def features(self, params: Params, images: Tensor) -> Tensor:
-        """What the last linear layer sees: [N, D]"""
+        """What the last linear layer sees.
+
+        Arguments:
+            params: the weights, by name.
+            images: [N, C, H, W], preprocessed.
+
+        Returns:
+            [N, D]
+        """
         linear = [module for module in self.module.modules() if isinstance(module, nn.Linear)][-1]
         seen: list[Tensor] = []
         with linear.register_forward_pre_hook(lambda _, given: seen.append(given[0])):
@@ -246,7 +289,16 @@ class Network:
         return seen[0]
 
     def loss(self, params: Params, images: Tensor, labels: Tensor) -> Tensor:
-        """The l of the paper: mean cross-entropy, or the network's own criterion."""
+        """The l of the paper: mean cross-entropy, or the network's own criterion.
+
+        Arguments:
+            params: the weights, by name.
+            images: [N, C, H, W], preprocessed.
+            labels: [N].
+
+        Returns:
+            A scalar.
+        """
         return self.criterion(self.logits(params, images), labels)
 
 

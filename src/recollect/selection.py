@@ -54,10 +54,29 @@ def select(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Selection:
-    """Distil once for each value of one config field, and compare on the validation split.
+    """Distil once for each value of one setting, and compare on the validation split.
 
-    Each value has a run folder of its own below `run`; `resume` goes on with what is not finished there. `executor` performs
-    the values' jobs: by default one after another, in this process.
+    Arguments:
+        images: what `recollect.load` gives. Its test split is not read.
+        config: all other settings; None is the preset `fast`.
+        field: the setting to choose, by its name: "bases", "inner_lr", ...
+        values: those to compare.
+        run: a folder; each value has a run folder of its own in it.
+        resume: go on with what is not finished there.
+        networks: fresh networks that judge each value.
+        network: a function (image shape, classes) -> nn.Module, instead of the config's named network.
+        data: how `images` were loaded, so that `recollect resume` can load them again.
+        progress: called with the numbers of each outer step.
+        executor: performs the values' jobs; None is one after another, in this process.
+
+    Returns:
+        A Selection: `best`, `values`, and for each value an Evaluation.
+
+    Examples:
+        >>> small = recollect.preset("fast", network="mlp:width=32", inner_steps=5, window=5, outer_steps=2)
+        >>> found = recollect.select(recollect.load("digits"), small, "bases", [4, 8], run="runs/bases", networks=2)
+        >>> found.best in found.values
+        True
     """
     config = config or DistillConfig()
     values = _checked(config, field, list(values), images)

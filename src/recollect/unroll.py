@@ -92,16 +92,33 @@ def metagradient(
     Arguments:
         loss: (params, images, labels) -> scalar.
         params: theta_0.
-        images, labels: the recalled set, [N, C, H, W] and [N].
+        images: the recalled set, [N, C, H, W].
+        labels: theirs, [N].
         batches: [T, B], the rows of the recalled set that each inner step sees.
         query: (real images, real labels), what the trained network is judged by; what `passes.judge` takes, if that is another.
-        lr, momentum: alpha and beta; for Adam, beta is its first decay rate.
+        lr: alpha.
+        momentum: beta; for Adam, its first decay rate.
         bridge: how the adjoint crosses steps through the momentum: "full"; "forward-only", which keeps momentum in the
             inner loop but not in its adjoint; "none", an inner loop without momentum.
         window: how many last steps the adjoint covers (None: all of them).
         optimiser: "sgd" or "adam", the inner optimiser.
         augment: (images of a batch, step) -> images, differentiable and the same at every call with the same step.
         passes: the network's passes, where they were prepared before.
+
+    Returns:
+        loss: J, a scalar.
+        images: dJ / d images, [N, C, H, W].
+        params: theta_T.
+
+    Examples:
+        >>> import torch
+        >>> network = recollect.Network("mlp:width=16", (1, 8, 8), 10)
+        >>> images, labels = torch.randn(20, 1, 8, 8), torch.arange(20) % 10
+        >>> batches = torch.arange(20).repeat(5, 1)  # [T, B]: five steps on all images
+        >>> real = torch.randn(50, 1, 8, 8), torch.arange(50) % 10
+        >>> found = recollect.metagradient(network.loss, network.fresh(0), images, labels, batches, real, lr=0.05, momentum=0.9)
+        >>> found.images.shape
+        torch.Size([20, 1, 8, 8])
     """
     window = checked_window(window, len(batches))
     run = passes or eager(loss)

@@ -21,10 +21,18 @@ TEST_SHARE = 0.2  # where a dataset has no test set of its own
 
 @dataclass(frozen=True)
 class Split:
-    """Some images of a dataset, with their labels."""
+    """Some images of a dataset, with their labels.
 
-    images: Tensor  # uint8 [N, C, H, W]
-    labels: Tensor  # int64 [N]
+    Examples:
+        >>> test = recollect.load("digits").test
+        >>> test.images.shape, len(test[test.labels == 3])
+        (torch.Size([359, 1, 8, 8]), 37)
+    """
+
+    images: Tensor
+    """uint8 [N, C, H, W]"""
+    labels: Tensor
+    """int64 [N]"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -61,14 +69,22 @@ class Parts:
 
 @dataclass(frozen=True)
 class Images:
-    """A dataset in three parts. Training looks at `train`, choices at `validation`; `test` is read once, at the end."""
+    """A dataset in three parts. Training looks at `train`, choices at `validation`; `test` is read once, at the end.
+
+    Examples:
+        >>> images = recollect.load("digits")
+        >>> images.shape, images.classes, len(images.only(["3", "8"]).train)
+        ((1, 8, 8), 10, 256)
+    """
 
     name: str
+    """of the dataset, which memories carry on"""
     train: Split
     validation: Split
     test: Split
     class_names: tuple[str, ...]
-    superclasses: tuple[int, ...] | None = None  # for each class the number of its superclass (CIFAR-100)
+    superclasses: tuple[int, ...] | None = None
+    """for each class the number of its superclass (CIFAR-100)"""
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
@@ -82,6 +98,7 @@ class Images:
 
     @property
     def classes(self) -> int:
+        """number of classes"""
         return len(self.class_names)
 
     def only(self, class_names: Sequence[str]) -> "Images":

@@ -51,11 +51,22 @@ def _file_name(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """From uint8 pixels to what a network sees, and back."""
+    """From uint8 pixels to what a network sees, and back.
 
-    mean: tuple[float, ...]  # per channel, of pixels in 0..1
+    Examples:
+        >>> images = recollect.load("digits")
+        >>> preprocess = recollect.Preprocess.fit(images.train.images)
+        >>> seen = preprocess(images.test.images)
+        >>> seen.shape, bool((preprocess.undo(seen) * 255 - images.test.images).abs().max() < 0.01)
+        (torch.Size([359, 1, 8, 8]), True)
+    """
+
+    mean: tuple[float, ...]
+    """of each channel, of pixels in 0..1"""
     std: tuple[float, ...]
+    """of each channel"""
     zca: Zca | None = None
+    """whitening on top of it"""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 [N, C, H, W] -> float32 [N, C, H, W]"""
@@ -70,7 +81,12 @@ class Preprocess:
         return self if self.zca is None else replace(self, zca=self.zca.to(device))
 
     def on(self, device: str, pixels: Tensor) -> Tensor:
-        """The same on a device; to a GPU they travel as pixels, some at a time, and are prepared there."""
+        """The same on a device; to a GPU they travel as pixels, some at a time, and are prepared there.
+
+        Arguments:
+            device: "cpu", "cuda" or "cuda:1".
+            pixels: uint8 [N, C, H, W].
+        """
         if device == "cpu":
             return self(pixels)
         images = torch.empty(pixels.shape, device=device)
@@ -101,7 +117,13 @@ class Preprocess:
 
     @staticmethod
     def fit(pixels: Tensor, kind: str = "normalise", device: "torch.device | str" = "cpu") -> "Preprocess":
-        """Statistics of training images, uint8 [N, C, H, W]; `kind` is "normalise" or "zca", which a GPU fits faster."""
+        """From training images.
+
+        Arguments:
+            pixels: uint8 [N, C, H, W].
+            kind: "normalise", or "zca" for whitening on top of it.
+            device: where a whitening is fitted; a GPU is faster.
+        """
         if kind not in ("normalise", "zca"):
             raise unknown("preprocessing", kind, ["normalise", "zca"])
         by_channel = pixels.transpose(0, 1).flatten(1)
@@ -114,6 +136,7 @@ class Preprocess:
         return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
+        """As a memory's header has it: mean, std, and the whitening's file."""
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
         return {"mean": list(self.mean), "std": list(self.std), "zca": zca}
 
@@ -124,9 +147,12 @@ class Preprocess:
 
     @staticmethod
     def from_json(header: dict[str, Any], folder: Path, pixels: Tensor | None = None) -> "Preprocess":
-        """From a memory's header and the folder that holds its sidecar file.
+        """From a memory's header.
 
-        `pixels` are the training images it was fitted to: from them it is fitted again where the file is not at hand.
+        Arguments:
+            header: what `to_json` gave.
+            folder: where the whitening file lies.
+            pixels: the training images it was fitted to, from which a whitening file that is not at hand is fitted again.
         """
         try:
             mean, std = tuple(map(float, header["mean"])), tuple(map(float, header["std"]))
