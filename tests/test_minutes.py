@@ -110,7 +110,7 @@ def test_recipes_are_settings():
 
 def test_what_was_chosen_is_in_the_run_and_resumes_bit_for_bit(tmp_path, monkeypatch):
     config = changed(CONFIG, minutes=1.0, outer_steps=7)
-    monkeypatch.setattr(minutes, "_seconds", lambda distiller, least: 10.0)
+    monkeypatch.setattr(minutes, "seconds_a_step", lambda distiller, least: 10.0)
     whole = distill(toy(), config, run=tmp_path / "whole")
     chosen = Run(tmp_path / "whole").settings["distill"]
     assert (chosen["minutes"], chosen["outer_steps"]) == (1.0, 5)
@@ -123,7 +123,7 @@ def test_what_was_chosen_is_in_the_run_and_resumes_bit_for_bit(tmp_path, monkeyp
 
     with pytest.raises(Stopped):
         distill(toy(), config, run=tmp_path / "parts", progress=stop)
-    monkeypatch.setattr(minutes, "_seconds", lambda distiller, least: 1.0)  # it would choose otherwise now
+    monkeypatch.setattr(minutes, "seconds_a_step", lambda distiller, least: 1.0)  # it would choose otherwise now
     distill(toy(), config, run=tmp_path / "parts", resume=True)
     memories = [(tmp_path / folder / "memory.safetensors").read_bytes() for folder in ("parts", "whole")]
     assert memories[0] == memories[1]

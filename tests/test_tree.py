@@ -23,6 +23,7 @@ limits: how much a file may become
 files: writing atomically
 seeds: one purpose for each use of a seed
 devices: cpu or cuda
+distributed: one run on many processes
 config: every setting, with its help text
 data: images from anywhere, preprocessed and augmented
 nets: networks and their first weights

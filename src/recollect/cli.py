@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Annotated, Any
@@ -142,6 +143,32 @@ def modern(arguments: list[str]) -> list[str]:
     return found
 
 
+def _joined() -> Any:
+    """The processes that torchrun has started beside this one, if it has."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return nullcontext()
+    from recollect import distributed  # needs torch, which --help does not wait for
+
+    return distributed.joined()
+
+
+def _performed(command: Any, ranks: Any) -> int:
+    if ranks is None or ranks.world == 1:
+        return command.perform()
+    try:
+        if not isinstance(command, Distill | Evaluate | Resume):
+            name = type(command).__name__.lower()
+            raise RecollectError(f"{name} has nothing to share out to {ranks.world} processes: start it without torchrun")
+        return command.perform()
+    except RecollectError as error:
+        ranks.tell(f"error: {plain(str(error))}")
+        return 2
+    except KeyboardInterrupt:
+        if ranks.rank:  # rank 0 says it
+            return 128 + signal.SIGINT
+        raise
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command. Exit code 0; 2 for a mistake in what was given; 130 or 143 for a run that was told to stop."""
     warnings.formatwarning = lambda message, *_, **__: f"note: {plain(str(message))}\n"  # without a line of our code
@@ -150,8 +177,8 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            with answering():
-                return parse(sys.argv[1:] if arguments is None else arguments).perform()
+            with answering(), _joined() as ranks:
+                return _performed(parse(sys.argv[1:] if arguments is None else arguments), ranks)
         finally:
             sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
     except RecollectError as error:

@@ -213,6 +213,9 @@ class Running:
     compile: bool = False
     """compile the inner passes by torch.compile: half a minute to start, then faster; worth it on long runs of large networks.
     The ConvNet on a GPU, the mlp and lamaml everywhere are written by hand and gain nothing"""
+    shard: Literal["networks", "batch"] = "networks"
+    """what the processes of torchrun share out. networks: the inner networks of an outer step, with the same result by any number
+    of processes; batch: each inner batch and the real batch, for networks too large for one process, equal to rounding"""
     checkpoint_seconds: float = 60.0
     """seconds from one checkpoint to the next"""
     keep_every: int = 0

@@ -7,15 +7,15 @@ to).
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recollect import outer
+from recollect import distributed, outer
 from recollect.config import DistillConfig, changed, preset, to_json
-from recollect.data.images import Images
+from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, query_of, resolve, training_split
 from recollect.devices import find_device
@@ -65,7 +65,7 @@ def distill(
         query: a function (config, image shape, classes) -> Query, instead of a named kind.
         preprocess: how to prepare the images, where several memories are to share it; None fits it to the training images.
         run: a folder for config, metrics, checkpoints and the memory. Without it nothing is written.
-        resume: continue the run in that folder, from its last checkpoint.
+        resume: continue the run in that folder, from its last checkpoint. Of several processes, rank 0 alone uses it.
         data: how `images` were loaded, for the run's config.json, so that `recollect resume` can load them again.
         progress: called with the numbers of each outer step.
         say: called with lines for a person, such as the memory that the run will need.
@@ -82,39 +82,54 @@ def distill(
     began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
     config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)
     own = _named(network=network, objective=objective, query=query)
-    ways = query_of(config, images, query).ways or images.classes
     split, saved = training_split(images, config), None
-    fingerprint = split.fingerprint
+    fingerprint, ranks = split.fingerprint, distributed.current()
+    ranks.meet(config.run.device, to_json(config) | own | {"training images": fingerprint[:16], "resume": resume})
+    resuming, run = bool(run and resume), None if ranks.rank else run  # one has the folder
     with ExitStack() as alone_in:
-        folder = alone_in.enter_context(Run.working(run, "distill")) if run and resume else Run(run) if run else None
-        if folder and resume:
-            config = changed(_as_begun(config, folder), **own)
-            saved = _resumable(folder, config, fingerprint)
-            if saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists():
-                return Memory.load(folder.memory_path)
+        folder = alone_in.enter_context(Run.working(run, "distill")) if run and resuming else Run(run) if run else None
+        if folder and resuming:
+            config, saved = _resumable(folder, config, own, fingerprint)
         elif folder:
             folder.refuse_if_used()
-        if folder and saved:
-            preprocess = Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-        prepared = preprocess or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+        config, saved = ranks.first((config, saved))
+        if resuming and (finished := ranks.first(_finished(folder, config, saved))):
+            return finished
+        prepared = ranks.first(None if ranks.rank else _preprocess(folder, config, saved, split, preprocess))
+        assert prepared is not None
 
         def make(config: DistillConfig) -> Distiller:
-            net = Network(network or config.inner.network, images.shape, ways)
+            net = Network(network or config.inner.network, images.shape, query_of(config, images, query).ways or images.classes)
             return Distiller(images, config, prepared, net, objective, query)
 
-        if config.budget.minutes is not None and not (folder and resume):
+        if config.budget.minutes is not None and not resuming:
             config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
         config = changed(config, **own)
         distiller = make(config)
-        if folder and not resume:
-            settings = {"data": data or {}, "distill": to_json(config)}
-            folder = alone_in.enter_context(Run.working(folder.folder, "distill", settings))
+        if folder and not resuming:
+            begun = Run.working(folder.folder, "distill", {"data": data or {}, "distill": to_json(config)})
+            folder = alone_in.enter_context(begun)
         return _perform(folder, distiller, saved, fingerprint, watched(config, progress, say), say)
 
 
 def _named(**given: object) -> dict[str, str]:
     """What was given in Python, as a config says it."""
     return {name: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for name, v in given.items() if v is not None}
+
+
+def _finished(folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None) -> Memory | None:
+    """The memory of a run of which nothing is left to do."""
+    whole = folder and saved and saved["state"]["step"] >= config.budget.outer_steps and folder.memory_path.exists()
+    return Memory.load(folder.memory_path) if folder and whole else None
+
+
+def _preprocess(
+    folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, split: Split, given: Preprocess | None
+) -> Preprocess:
+    """As the checkpoint says, as it was given, or fitted."""
+    if folder and saved:
+        return Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
+    return given or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
 
 
 def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:
@@ -152,17 +167,20 @@ def _perform(
 ) -> Memory:
     """All outer steps, from what was saved if anything was; kept in a folder, if there is one."""
     _tell(distiller, say)
-    state = distiller.begin()
+    state, ranks = distiller.begin(), distiller.ranks
+    if saved:
+        with restoring(folder.checkpoint_path if folder else Path("checkpoint")):
+            distiller.load(state, saved["state"])
+    ranks.level([*state.tensors, *state.average])  # to the last bit, whatever processor began them
     if not folder:
-        with distiller.threads():
-            trouble = _loop(distiller, state, progress, lambda: None, Signals())
+        with Signals().collected() if ranks.world > 1 else nullcontext(Signals()) as signals, distiller.threads():
+            trouble = _loop(distiller, state, progress, lambda: None, signals)
         if trouble:
             raise RecollectError(f"{trouble}. Give run= to keep the last good memory")
+        if signals.caught:
+            raise KeyboardInterrupt
         _complain(state, distiller.config)
         return distiller.memory(state)
-    if saved:
-        with restoring(folder.checkpoint_path):
-            distiller.load(state, saved["state"])
     config, preprocess = distiller.config, distiller.stated
     if not state.step:
         preprocess.save_sidecar(folder.folder)
@@ -181,7 +199,11 @@ def _perform(
 
     with Signals().collected() as signals, distiller.threads():
         check_threads(folder.folder, saved or {})
-        trouble = _loop(distiller, state, record, save, signals)
+        try:
+            trouble = _loop(distiller, state, record, save, signals)
+        except distributed.Lost:
+            save()  # what all of them have done
+            raise
         save()
     distiller.memory(state).save(folder.memory_path)
     if trouble:
@@ -198,6 +220,12 @@ def _complain(state: State, config: DistillConfig) -> None:
 
 
 def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
+    networks, world = distiller.config.inner.networks_per_step, distiller.ranks.world
+    if distiller.config.run.shard == "networks" and world > networks:
+        say(
+            f"{world} processes share {networks} inner networks an outer step: {world - networks} idle. More "
+            "networks_per_step, or shard batch, would give them work"
+        )
     if distiller.needs is not None:
         free = torch.cuda.mem_get_info(distiller.config.run.device)[0]
         say(f"needs about {distiller.needs / 2**30:.1f} GiB of GPU memory, of which {free / 2**30:.1f} GiB are free")
@@ -206,17 +234,21 @@ def _tell(distiller: Distiller, say: Callable[[str], None]) -> None:
 def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[], None], signals: Signals) -> str | None:
     """Outer steps until they are done, a signal is caught, or nothing usable comes out any more (then it says so). A step that a
     signal interrupts is dropped."""
-    config, saved_at = distiller.config, time.monotonic()
-    while state.step < config.budget.outer_steps and not signals.caught:
+    config, ranks, saved_at = distiller.config, distiller.ranks, time.monotonic()
+    while state.step < config.budget.outer_steps and not _told_to_stop(ranks, signals):
         began, before = time.perf_counter(), distiller.objective.to_dict()
         try:
             if config.query.encoder_epochs and state.step == 0:
-                with signals.drops():
+                with signals.drops() if ranks.world == 1 else nullcontext():
                     distiller.teach(state)
+                ranks.level([*state.tensors, *state.average])
             line = distiller.step(state, signals)
         except Interrupted:
             distiller.objective.load(before)
             break
+        except distributed.Lost:
+            distiller.objective.load(before)
+            raise
         except torch.OutOfMemoryError:  # with all that can be split split: somebody else took the memory
             return (
                 f"out of GPU memory after outer step {state.step}: free some on {config.run.device} and resume the run, or "
@@ -237,8 +269,20 @@ def _loop(distiller: Distiller, state: State, record: Progress, save: Callable[[
     return None
 
 
-def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str, Any] | None:
-    """The checkpoint to continue from (None: killed before the first), if it belongs to this config and these images."""
+def _told_to_stop(ranks: distributed.Ranks, signals: Signals) -> bool:
+    """All after the same step, whichever of them a signal reached."""
+    number = ranks.highest(max(signals.caught, default=0))
+    if number and not signals.caught:
+        signals.caught.append(number)
+    return bool(number)
+
+
+def _resumable(
+    folder: Run, config: DistillConfig, own: dict[str, str], fingerprint: str
+) -> tuple[DistillConfig, dict[str, Any] | None]:
+    """The config as the run was begun, and the checkpoint to continue from (None: killed before the first), if it belongs to this
+    config and these images."""
+    config = changed(_as_begun(config, folder), **own)
     folder.check(config)
     saved = load_checkpoint(folder.checkpoint_path, config=dict, data=str, preprocessing=dict, state=dict)
     if saved:
@@ -247,4 +291,4 @@ def _resumable(folder: Run, config: DistillConfig, fingerprint: str) -> dict[str
         check_same(folder.folder, saved["config"], config)
     if saved and saved["data"] != fingerprint:
         raise RecollectError(f"{folder.folder} was begun with other training images: resume it with the same data")
-    return saved
+    return config, saved

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 import recollect
-from recollect import outer, queries, starts
+from recollect import distributed, outer, queries, starts
 from recollect.config import DistillConfig, Recipe, to_json
 from recollect.data import augment
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, budget, query_of, start_memory, training_split
 from recollect.devices import device_name
+from recollect.errors import RecollectError
 from recollect.header import Header
 from recollect.memory import PRECISIONS, Budget, Memory, recall
 from recollect.nets import Network, threads_for
-from recollect.objectives import OBJECTIVES, ByNetwork, Chance, Examples, Objective, Source
+from recollect.objectives import OBJECTIVES, ByBatch, ByNetwork, Chance, Examples, Objective, Source
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import State
 from recollect.queries import Pictures
@@ -68,6 +69,9 @@ class Distiller:
         self.query = query_of(config, images, query)
         given = network, config.inner, self.device, config.run.compute, config.run.compile
         self.objective = objective(*given) if objective else self._named_objective(real, *given)
+        self.ranks = distributed.current()
+        if self.ranks.world > 1:
+            self._share_out()
         self.draws_ahead = self.device.startswith("cuda")
         """while the device is busy"""
         self.ahead: dict[int, Draws] = {}
@@ -77,10 +81,26 @@ class Distiller:
         source = Source(real.fingerprint, self.stated.to_json()) if matching.experts else None
         return OBJECTIVES[self.config.outer.objective](*given, matching, source)
 
+    def _share_out(self) -> None:
+        what = self.config.run.shard
+        if not isinstance(self.objective, ByNetwork if what == "networks" else ByBatch):
+            called = what if what == "networks" else "batches"
+            raise RecollectError(
+                f"objective {self.config.outer.objective} has no {called} to share out to {self.ranks.world} processes: "
+                "start it without torchrun"
+            )
+        if what == "batch" and isinstance(self.objective, ByBatch):
+            self.objective.by_batch(self.ranks)
+
     def threads(self) -> AbstractContextManager[None]:
         """As many as pay for its steps; a GPU, or an encoder with convolutions, may have them all."""
         alone = self.draws_ahead or isinstance(self.query, Pictures)
         return nullcontext() if alone else threads_for(self.network)
+
+    @property
+    def share(self) -> slice:
+        """Of the inner networks, those that this process computes."""
+        return self.ranks.share(self.config.run.shard)
 
     @property
     def needs(self) -> int | None:
@@ -89,7 +109,8 @@ class Distiller:
             return None
         chosen = self.config.budget.classes_per_step or self.classes
         query = chosen * self.config.budget.real_per_class
-        unrolls = self.objective.needs(chosen * (self.config.inner.per_class or 0), query)
+        networks = len(range(self.config.inner.networks_per_step)[self.share]) or 1
+        unrolls = self.objective.needs(chosen * (self.config.inner.per_class or 0), query, networks)
         return unrolls + self.pixels.numel() + 2 * query * self.pixels[0].numel() * 4
 
     # --- the beginning, and the end ----------------------------------------------------------------------------------------
@@ -156,18 +177,28 @@ class Distiller:
 
     def step(self, state: State, signals: Signals | None = None) -> dict[str, Any]:
         """One outer step, in place; a signal may drop it until its gradient is there. Returns what to log of it."""
-        with (signals or Signals()).drops():
+        with nullcontext() if self.ranks.world > 1 else (signals or Signals()).drops():  # the others wait for its part
             value, gradients = self.gradient(state)
         return outer.advance(state, value, gradients, self.config.outer, self.config.budget.outer_steps)
 
     def gradient(self, state: State) -> tuple[float, list[Tensor]]:
         """J and its gradient by the learned tensors at one outer step (lines 4-15 of Algorithm 1)."""
         found = self._found(state)
-        if len(found) == 1:
+        if len(found) == self.ranks.world == 1:
             return float(found[0][0]), found[0][1]
         rows = [torch.cat([value[None], *(gradient.flatten() for gradient in by_learned)]) for value, by_learned in found]
+        if self.ranks.world > 1:
+            rows = self._of_all(rows, 1 + sum(tensor.numel() for tensor in state.learned))
         value, *gradients = (sum(rows[1:], rows[0]) / len(rows)).split([1, *(tensor.numel() for tensor in state.learned)])
         return float(value), [each.view_as(tensor) for each, tensor in zip(gradients, state.learned, strict=True)]
+
+    def _of_all(self, rows: list[Tensor], numbers: int) -> list[Tensor]:
+        """The rows of all inner networks, in their order, whoever computed them."""
+        own = torch.stack(rows) if rows else torch.empty(0, numbers, device=self.device)
+        if self.config.run.shard == "batch":
+            own[:, 1:] = self.ranks.total(own[:, 1:].contiguous())
+            return list(own)
+        return list(self.ranks.rows(own, self.config.inner.networks_per_step))
 
     def _found(self, state: State) -> list[tuple[Tensor, list[Tensor]]]:
         """Value and gradient by the learned tensors of each inner network; of all, where the objective does not part them."""
@@ -176,7 +207,11 @@ class Distiller:
         pixels = self.preprocess(self.pixels[drawn.rows.to(self.device)])
         real = Examples(augment.apply(pixels, drawn.shared), drawn.truth.to(self.device))
         given = recalled._replace(images=recalled.images.detach()), real, drawn.objective
-        found = self.objective.by_network(*given) if isinstance(self.objective, ByNetwork) else [self.objective.gradient(*given)]
+        if isinstance(self.objective, ByNetwork):
+            has_any = range(self.config.inner.networks_per_step)[self.share]
+            found = self.objective.by_network(*given) if has_any else []
+        else:
+            found = [self.objective.gradient(*given)]
         if self.draws_ahead:
             self.ahead[state.step + 1] = self.draw(state.step + 1, len(state.addressing))
         pull = partial(torch.autograd.grad, recalled.images, state.learned, retain_graph=len(found) > 1)
@@ -211,7 +246,7 @@ class Distiller:
             """The first goes on with the step's generator; the others have their own, whoever computes them."""
             return seeded(seed, Purpose.STEPS, step, number) if number else generator
 
-        objective = self.objective.draw(self._recalled_labels(labels, matrices), Chance(network, generator, shared))
+        objective = self.objective.draw(self._recalled_labels(labels, matrices), Chance(network, generator, shared, self.share))
         return Draws(labels, shared, shots, seen, rows, truth, objective)
 
     def _labels(self, generator: torch.Generator) -> Tensor:

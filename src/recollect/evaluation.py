@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
-from recollect import fast
+from recollect import distributed, fast
 from recollect.config import Recipe, read_recipe
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
@@ -215,12 +215,20 @@ def _measure(
     net = Network(network or recipe.network, images.shape, images.classes)
     split = images.test if on == "test" else images.validation
     judged = preprocess.on(device, split.images), split.labels.to(device)
-    _, used = fast.passes(net, device, compute, half=False)
-    parts = [source(seed, number) for number in range(networks)]
-    seeds = [network_seed(seed, Purpose.NETWORK, number) for number in range(networks)]
-    trained = train(net, parts, recipe, seeds, device, compute, progress)
+    flat, used = fast.passes(net, device, compute, half=False)
+    ranks, numbers = distributed.current(), range(networks)
+    mine = numbers[ranks.share()]
+    if len(mine) == 1 < networks and flat.stacks and device == "cpu":  # side by side its sums are rounded otherwise than alone
+        numbers = [mine[0], next(number for number in numbers if number != mine[0])]
+    else:
+        numbers = mine
+    parts = [source(seed, number) for number in numbers]
+    seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
+    trained = train(net, parts, recipe, seeds, device, compute, progress)[: len(mine)]
     with precision(used):
-        values = tuple(100 * accuracy(net, params, *judged) for params in trained)
+        found = [100 * accuracy(net, params, *judged) for params in trained]
+    own = torch.tensor(found, dtype=torch.float64).view(-1, 1)
+    values = tuple(float(value) for value in ranks.rows(own, networks))
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
     return Evaluation(name, shown, values, on, protocol(recipe, networks, used), time.perf_counter() - began)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from recollect import distributed
 from recollect.config import DistillConfig, changed, setting
 from recollect.errors import RecollectError
 from recollect.outer import State
@@ -49,7 +50,8 @@ def afford(
         make: what performs outer steps of a config.
         say: told in three lines what was chosen, and why.
     """
-    deadline, usual, found = time.perf_counter() + seconds, DistillConfig(), None
+    seconds = distributed.current().first(seconds)
+    deadline, usual, found = _now() + seconds, DistillConfig(), None
     tried = []
     for recipe, enough in RECIPES[config.run.device.partition(":")[0]]:
         own = {name: value for name, value in recipe.items() if setting(config, name) == setting(usual, name)}
@@ -60,12 +62,12 @@ def afford(
             found = changed(found, window=found.inner.steps)
         if found in [each for each, _ in tried]:
             continue
-        each = _seconds(make(found), SHARE * seconds)
+        each = seconds_a_step(make(found), SHARE * seconds)
         tried.append((found, each))
-        if (deadline - time.perf_counter()) * MARGIN / each >= enough:
+        if (deadline - _now()) * MARGIN / each >= enough:
             break
     assert found is not None
-    each, left = tried[-1][1], (deadline - time.perf_counter()) * MARGIN
+    each, left = tried[-1][1], (deadline - _now()) * MARGIN
     if left < each:
         needed = (seconds - left + each) / 60
         raise RecollectError(f"minutes is {seconds / 60:.3g}, too few for one outer step here: give {needed * 1.2:.2g} or more")
@@ -82,12 +84,17 @@ def _why(tried: list[tuple[DistillConfig, float]]) -> str:
     return f"because too few steps fit of {', '.join(refused)}" if refused else "because enough steps fit of it"
 
 
-def _seconds(distiller: Steps, least: float) -> float:
+def _now() -> float:
+    """By the clock of rank 0, which all processes of a run go by."""
+    return distributed.current().first(time.perf_counter())
+
+
+def seconds_a_step(distiller: Steps, least: float) -> float:
     """Of an outer step: the mean over so many seconds, since unrolls may differ in length."""
     state = distiller.begin()
     distiller.step(state)
-    began, done = time.perf_counter(), 0
-    while done < TIMED or time.perf_counter() - began < least:
+    began, done = _now(), 0
+    while done < TIMED or _now() - began < least:
         distiller.step(state)
         done += 1
-    return (time.perf_counter() - began) / done
+    return (_now() - began) / done

@@ -38,15 +38,26 @@ class Distill:
         config = self.config
         if config == DistillConfig() and find_device("auto") == "cpu":
             config = changed(config, minutes=MINUTES)
-        return run_distillation(images, config, folder, data, self.quiet, tensorboard=self.tensorboard)
+        again = _is_restarted(folder)
+        return run_distillation(images, config, folder, data, self.quiet, resume=again, tensorboard=self.tensorboard)
+
+
+def _is_restarted(folder: Path) -> bool:
+    """Whether torchrun starts this run once more, since one of its processes died."""
+    from recollect import distributed
+    from recollect.runs import Run
+
+    return distributed.restarted() and distributed.current().first(Run(folder).is_begun)
 
 
 def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: bool, resume=False, tensorboard=False) -> int:
+    from recollect import distributed
     from recollect.distillation import distill
     from recollect.runs import Run
     from recollect.show import tracking
 
-    done = len(Run(folder).metrics()) if resume else 0
+    done, ranks = len(Run(folder).metrics()) if resume else 0, distributed.current()
+    tensorboard = tensorboard and not ranks.rank
     with (
         tracking.tensorboard(folder, tensorboard) as write,
         terminal.steps(images.name, config.budget.outer_steps, quiet, done) as show,
@@ -59,6 +70,8 @@ def run_distillation(images, config, folder: Path, data: dict[str, Any], quiet: 
 
         say = (lambda line: None) if quiet else partial(print, file=sys.stderr)
         memory = distill(images, config, run=folder, resume=resume, data=data, progress=progress, say=say)
+    if ranks.rank:
+        return 0
     terminal.say(f"{memory.floats:,} numbers in {Run(folder).memory_path}")
     write_report(folder, quiet)
     return 0

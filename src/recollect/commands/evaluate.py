@@ -17,6 +17,7 @@ from recollect.show import terminal
 
 if TYPE_CHECKING:
     from recollect.data import Images
+    from recollect.distributed import Ranks
     from recollect.memory import Memory
 
 
@@ -74,6 +75,7 @@ class Evaluate(Files):
             raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
         recipes = [dataclasses.replace(recipe, network=name) for name in names]
 
+        ranks = self._met(path, images, options | {"recipe": dataclasses.asdict(recipe), "architectures": names})
         rows_in_all = len(names) * (1 if self.no_baselines else 2) + (self.full > 0)
         rows: list[tuple[Any, str]] = []
 
@@ -90,6 +92,8 @@ class Evaluate(Files):
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
             measure("all the data", images.train.images.numel(), full_data, images, preprocess, whole)
+        if ranks.rank:
+            return 0
         if str(self.json) != "-":
             terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
@@ -112,6 +116,16 @@ class Evaluate(Files):
         at_least_one(self.networks)
         memory = Memory.load(path)
         return memory, _images_of(memory.header.dataset, path, self)
+
+    def _met(self, path: Path, images: "Images", settings: dict[str, Any]) -> "Ranks":
+        """The other processes, if there are any: they must evaluate the same."""
+        from recollect import distributed
+        from recollect.devices import find_device
+        from recollect.files import sha256
+
+        ranks, facts = distributed.current(), {"memory": sha256(path.read_bytes()), "images": images.train.fingerprint}
+        ranks.meet(find_device(self.device), settings | facts)
+        return ranks
 
     def _record(self, memory: "Memory", found: list[Any], path: Path) -> None:
         """In the header; what more networks have given there stays."""

@@ -35,6 +35,7 @@ class Resume:
     """print the result alone"""
 
     def perform(self) -> int:
+        from recollect import distributed
         from recollect.runs import Run
 
         begun = Run.open(self.run)
@@ -42,6 +43,11 @@ class Resume:
         data = settings["data"]
         if "name" not in data:
             raise RecollectError(f"{self.run} was made in Python, with images of its own: go on with it there")
+        world = distributed.current().world
+        if kind != "distill" and world > 1:
+            raise RecollectError(
+                f"a run of kind {kind} has jobs, which torchrun's {world} processes do not share: resume it alone"
+            )
         if kind == "continual":
             config = from_json(ContinualConfig, settings["config"], self.run)
             data |= {"root": str(self.root)} if self.root else {}

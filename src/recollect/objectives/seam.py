@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recollect.data import augment
+from recollect.distributed import Ranks
 
 
 class Examples(NamedTuple):
@@ -115,6 +116,15 @@ def mean(found: Sequence[Found]) -> Found:
     """Over inner networks."""
     values, images = zip(*found, strict=True)
     return Found(torch.stack(values).mean(), torch.stack(images).mean(0))
+
+
+@runtime_checkable
+class ByBatch(ByNetwork, Protocol):
+    """An objective whose passes can be split over processes, each with a part of every batch."""
+
+    def by_batch(self, ranks: Ranks) -> None:
+        """From now on: values are of whole batches, gradients by images are parts of a sum over the processes."""
+        ...
 
 
 def gradients(objective: Objective, problems: Sequence[Problem]) -> list[Found]:

@@ -13,9 +13,11 @@ from torch import Tensor
 from recollect import fast, unroll
 from recollect.config import InnerLoop
 from recollect.data import augment
+from recollect.distributed import Ranks
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start
 from recollect.fast.flat import General
+from recollect.fast.shards import Shards
 from recollect.fast.towards import Towards
 from recollect.nets import Network, Params
 from recollect.objectives.seam import Chance, Examples, Found, Problem, batches
@@ -29,10 +31,10 @@ class Unrolled:
         *_: Any, judged: type[Towards] | None = None,
     ):  # fmt: skip
         self.network, self.inner, self.device = network, inner, device
-        flat, used = fast.passes(network, device, compute, compile)
+        flat, self.used = fast.passes(network, device, compute, compile)
         plain = isinstance(flat, General) and not device.startswith("cuda")
         self.flat = judged(flat) if judged else flat
-        self.engine = None if plain else Engine(self.flat, used)
+        self.engine = None if plain else Engine(self.flat, self.used)
         self.passes = self.flat.passes if isinstance(flat, General) and isinstance(self.flat, General | Towards) else None
         self.augmentation = augment.parse(inner.augment)
         self.spanned: dict[int, Engine] = {}
@@ -90,6 +92,9 @@ class Unrolled:
         pairs = zip(*(each.unflatten(0, (-1, copies)) for each in self._unroll(problems)), strict=True)
         return [Found(value.mean(), images.mean(0)) for value, images in pairs]
 
+    def by_batch(self, ranks: Ranks) -> None:
+        self.engine = Engine(Shards(self.flat, ranks), self.used)
+
     def by_network(self, recalled: Examples, real: Examples, drawn: list[Start]) -> list[Found]:
         return [Found(*each) for each in zip(*self._unroll([Problem(recalled, real, drawn)]), strict=True)]
 
@@ -139,11 +144,11 @@ class Unrolled:
         ]
         return torch.cat([values for values, _ in found]), torch.cat([by_images for _, by_images in found])
 
-    def needs(self, recalled: int, real: int) -> int:
-        """About how many bytes of GPU memory an outer step takes, with so many recalled and real images in a step."""
-        assert self.engine is not None
-        window = self.inner.window or self.inner.steps
-        return self.engine.needs(self.inner.networks_per_step, recalled, real, window, self.inner.optimiser)
+    def needs(self, recalled: int, real: int, networks: int | None = None) -> int:
+        """About how many bytes of memory an outer step takes, with so many recalled and real images in a step, and so many inner
+        networks side by side."""
+        window, count = self.inner.window or self.inner.steps, networks or self.inner.networks_per_step
+        return (self.engine or Engine(self.flat)).needs(count, recalled, real, window, self.inner.optimiser)
 
 
 def _stacked(problems: Sequence[Problem], copies: int) -> tuple[Examples, Examples]:
