@@ -233,4 +233,18 @@ def test_every_image_has_its_own_parameters(name):
 
 
 def test_the_shares_are_the_documented_ones():
-    assert (augment.ROTATION_DEGREES, augment.CROP_SHARE, augment.CUTOUT_SHARE) == (15.0, 0.125, 0.5)
+    assert (augment.ROTATION_DEGREES, augment.CROP_SHARE, augment.CUTOUT_SHARE, augment.SCALE) == (15.0, 0.125, 0.5, 1.2)
+
+
+def test_scale_changes_each_side_by_itself():
+    """A bright square covers 1/s of a side when its grid is s as wide; at s = 1 nothing moves."""
+    low, high = 1 / augment.SCALE, augment.SCALE
+    one = (1 - low) / (high - low)
+    picture = some_images(1, 1, 12, 12)
+    torch.testing.assert_close(apply(picture, {"scale": numbers((one, one))}), picture)
+    square = torch.zeros(1, 1, 60, 60, dtype=torch.float64)
+    square[..., 20:40, 20:40] = 1
+    for row, wide, tall in (((0.0, one), high, 1), ((one, 1.0), 1, low)):
+        found = apply(square, {"scale": numbers(row)})
+        assert found.sum().item() == pytest.approx(400 * wide * tall, rel=0.03)
+        assert found[0, 0, 30].sum().item() == pytest.approx(20 * wide, rel=0.06)

@@ -31,7 +31,7 @@ def test_round_trip(config):
 def test_a_wrong_type_is_named(name):
     values = to_json(DistillConfig())
     wrong: list[object] = [[], {}, object(), ["convnet"]]
-    if name not in ("network", "augment", "encoder_augment", "device", "start", "experts"):
+    if name not in ("network", "augment", "encoder_augment", "device", "start", "experts", "loss", "pool"):
         wrong += ["", "a word", "1"]
     if settings(DistillConfig)[name][1] is not bool:
         wrong += [True]

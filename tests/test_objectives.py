@@ -393,7 +393,7 @@ def test_pictures_and_query_kinds_of_ones_own(experts, objective, tmp_path):
 
 @pytest.mark.parametrize("objective", MATCHING)
 def test_minutes_leave_the_objective_as_it_was_asked_for(experts, objective, tmp_path, monkeypatch):
-    monkeypatch.setattr(minutes, "_seconds", lambda distiller, least: 10.0)
+    monkeypatch.setattr(minutes, "seconds_a_step", lambda distiller, least: 10.0)
     distill(toy(), settings(objective, experts, minutes=1.0), run=tmp_path / "run")
     found = Run(tmp_path / "run").settings["distill"]
     assert (found["objective"], found["network"], found["outer_steps"]) == (objective, "mlp:width=8", 5)
@@ -426,7 +426,7 @@ def test_how_long_a_network_lasts_follows_the_budget(per_class):
 def test_continuous_targets_have_no_classes_to_compare(objective):
     net = Network(NETWORK, (1, 4, 4), 2, criterion=recollect.nets.squared_error)
     made = {"gradients": Gradients, "distributions": Distributions}[objective](net, CONFIG.inner, "cpu")
-    with pytest.raises(RecollectError, match="these targets are continuous: give unrolled or regression"):
+    with pytest.raises(RecollectError, match="these targets are continuous: give objective unrolled"):
         made.draw(torch.randn(6, 2), chance())
 
 

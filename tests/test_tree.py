@@ -43,6 +43,7 @@ runs: a run's folder
 jobs: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
+own: what is given in Python, tried first
 distiller: its outer step
 distillation: Algorithm 1
 evaluation: accuracy of trained networks

@@ -12,7 +12,7 @@ from functools import cache, reduce
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar
 
-from tyro.conf import OmitArgPrefixes, arg
+from tyro.conf import OmitArgPrefixes, Suppress, arg
 
 from recollect.errors import RecollectError, unknown
 
@@ -218,6 +218,10 @@ class Running:
     of processes; batch: each inner batch and the real batch, for networks too large for one process, equal to rounding"""
     checkpoint_seconds: float = 60.0
     """seconds from one checkpoint to the next"""
+    loss: Suppress[str] = "usual"
+    """loss of the networks, inside the inner loop and outside: the usual one, or what was given in Python"""
+    pool: Suppress[str] = "none"
+    """networks whose weights inner networks begin with: none, which are fresh then, or what was given in Python"""
     keep_every: int = 0
     """number of outer steps after which the run's folder keeps a copy of the memory, each time; 0 keeps only the last"""
 

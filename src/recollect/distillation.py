@@ -15,6 +15,7 @@ import torch
 
 from recollect import distributed, outer
 from recollect.config import DistillConfig, changed, preset, to_json
+from recollect.data.augment import Own
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, query_of, resolve, training_split
@@ -23,8 +24,9 @@ from recollect.distiller import Distiller, MakesObjective
 from recollect.errors import RecollectError
 from recollect.memory import Memory
 from recollect.minutes import CHOSEN, MINUTES, afford
-from recollect.nets import Constructor, Network
+from recollect.nets import Constructor, Criterion
 from recollect.outer import MOST_SKIPS, State
+from recollect.own import FEW, Given, Optimiser, Pool
 from recollect.runs import (
     Interrupted,
     Run,
@@ -48,6 +50,10 @@ def distill(
     network: Constructor | None = None,
     objective: MakesObjective | None = None,
     query: MakesQuery | None = None,
+    loss: Criterion | None = None,
+    augment: Own | None = None,
+    optimiser: Optimiser | None = None,
+    pool: Pool | None = None,
     preprocess: Preprocess | None = None,
     run: "Path | str | None" = None,
     resume: bool = False,
@@ -63,6 +69,12 @@ def distill(
         network: a function (image shape, classes) -> nn.Module, instead of the config's named network.
         objective: a function (network, inner loop, device, compute, compile) -> Objective, instead of a named one.
         query: a function (config, image shape, classes) -> Query, instead of a named kind.
+        loss: a function (outputs of a network [N, classes], labels [N]) -> scalar, inside the inner loop and outside, instead
+            of cross-entropy.
+        augment: a function (a batch [N, C, H, W], a generator on the CPU) -> a batch of that size, instead of named augmentations
+            of recalled images.
+        optimiser: a class of torch.optim, called with groups of tensors and `lr`, instead of the outer step's named optimiser.
+        pool: networks, or their weights by name, one of which every inner network begins with, instead of a fresh one.
         preprocess: how to prepare the images, where several memories are to share it; None fits it to the training images.
         run: a folder for config, metrics, checkpoints and the memory. Without it nothing is written.
         resume: continue the run in that folder, from its last checkpoint. Of several processes, rank 0 alone uses it.
@@ -81,7 +93,16 @@ def distill(
     """
     began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
     config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)
-    own = _named(network=network, objective=objective, query=query)
+    given = Given(network, objective, query, loss, augment, optimiser, pool)
+    return _distilled(images, config, given, preprocess, run, resume, data or {}, progress, say, began)
+
+
+def _distilled(
+    images: Images, config: DistillConfig, given: Given, preprocess: Preprocess | None, run: "Path | str | None", resume: bool,
+    data: dict[str, Any], progress: Progress | None, say: Callable[[str], None], began: float,
+) -> Memory:  # fmt: skip
+    """See `distill`."""
+    own, ways = given.named(), query_of(config, images, given.query).ways or images.classes
     split, saved = training_split(images, config), None
     fingerprint, ranks = split.fingerprint, distributed.current()
     ranks.meet(config.run.device, to_json(config) | own | {"training images": fingerprint[:16], "resume": resume})
@@ -99,22 +120,18 @@ def distill(
         assert prepared is not None
 
         def make(config: DistillConfig) -> Distiller:
-            net = Network(network or config.inner.network, images.shape, query_of(config, images, query).ways or images.classes)
-            return Distiller(images, config, prepared, net, objective, query)
+            net = given.network_for(config, images.shape, ways)
+            given.check(config, net, prepared.on(config.run.device, split.images[:FEW]), split.labels[:FEW])
+            return Distiller(images, config, prepared, net, given.objective, given.query, given.augment, given.optimiser)
 
         if config.budget.minutes is not None and not resuming:
             config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
         config = changed(config, **own)
         distiller = make(config)
         if folder and not resuming:
-            begun = Run.working(folder.folder, "distill", {"data": data or {}, "distill": to_json(config)})
+            begun = Run.working(folder.folder, "distill", {"data": data, "distill": to_json(config)})
             folder = alone_in.enter_context(begun)
         return _perform(folder, distiller, saved, fingerprint, watched(config, progress, say), say)
-
-
-def _named(**given: object) -> dict[str, str]:
-    """What was given in Python, as a config says it."""
-    return {name: f"custom {getattr(v, '__qualname__', type(v).__name__)}" for name, v in given.items() if v is not None}
 
 
 def _finished(folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None) -> Memory | None:

@@ -5,6 +5,7 @@ Every outer step draws from generators of its own, keyed by (seed, step), so tha
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from recollect.nets import Network, threads_for
 from recollect.objectives import OBJECTIVES, ByBatch, ByNetwork, Chance, Examples, Objective, Source
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import State
+from recollect.own import Optimiser, blamed, called, checked
 from recollect.queries import Pictures
 from recollect.runs import Signals
 from recollect.seeds import Purpose, network_seed, seeded
@@ -59,16 +61,21 @@ class Distiller:
         network: Network,
         objective: MakesObjective | None = None,
         query: MakesQuery | None = None,
+        augmented: augment.Own | None = None,
+        optimiser: Optimiser | None = None,
     ):
         self.images, self.config, self.network, self.device = images, config, network, config.run.device
+        self.inner = replace(config.inner, augment=augmented) if augmented else config.inner
+        self.optimiser, self.own = optimiser, called(objective).removeprefix("custom ") if objective else ""
         self.stated, self.preprocess = preprocess, preprocess.to(self.device)  # for files, for images
         self.shape, self.classes = images.shape, images.classes
         real = training_split(images, config)
         self.pixels, self.labels = real.images.to(self.device), real.labels
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.query = query_of(config, images, query)
-        given = network, config.inner, self.device, config.run.compute, config.run.compile
-        self.objective = objective(*given) if objective else self._named_objective(real, *given)
+        given = network, self.inner, self.device, config.run.compute, config.run.compile
+        with self._blamed():
+            self.objective = objective(*given) if objective else self._named_objective(real, *given)
         self.ranks = distributed.current()
         if self.ranks.world > 1:
             self._share_out()
@@ -91,6 +98,9 @@ class Distiller:
             )
         if what == "batch" and isinstance(self.objective, ByBatch):
             self.objective.by_batch(self.ranks)
+
+    def _blamed(self) -> AbstractContextManager[None]:
+        return blamed(f"objective {self.own}") if self.own else nullcontext()
 
     def threads(self) -> AbstractContextManager[None]:
         """As many as pay for its steps; a GPU, or an encoder with convolutions, may have them all."""
@@ -129,7 +139,7 @@ class Distiller:
             with torch.no_grad():  # one of labels has no encoder
                 for mine, theirs in zip([bases, addressing, *encoder.values()], learned, strict=bool(start.encoder)):
                     mine.copy_(theirs)
-        state = outer.begin(bases, addressing, encoder, config.outer, config.query.encoder_lr)
+        state = outer.begin(bases, addressing, encoder, config.outer, config.query.encoder_lr, self.optimiser)
         state.before = before
         return state
 
@@ -207,11 +217,14 @@ class Distiller:
         pixels = self.preprocess(self.pixels[drawn.rows.to(self.device)])
         real = Examples(augment.apply(pixels, drawn.shared), drawn.truth.to(self.device))
         given = recalled._replace(images=recalled.images.detach()), real, drawn.objective
-        if isinstance(self.objective, ByNetwork):
-            has_any = range(self.config.inner.networks_per_step)[self.share]
-            found = self.objective.by_network(*given) if has_any else []
-        else:
-            found = [self.objective.gradient(*given)]
+        with self._blamed():
+            if isinstance(self.objective, ByNetwork):
+                has_any = range(self.config.inner.networks_per_step)[self.share]
+                found = self.objective.by_network(*given) if has_any else []
+            else:
+                found = [self.objective.gradient(*given)]
+        if self.own:
+            found = [checked(each, recalled.images, self.own) for each in found]
         if self.draws_ahead:
             self.ahead[state.step + 1] = self.draw(state.step + 1, len(state.addressing))
         pull = partial(torch.autograd.grad, recalled.images, state.learned, retain_graph=len(found) > 1)
@@ -237,7 +250,7 @@ class Distiller:
         config, seed = self.config, self.config.run.seed
         generator = seeded(seed, Purpose.STEPS, step)
         labels = self._labels(generator)
-        names = augment.parse(config.inner.augment)
+        names = augment.parse(self.inner.augment)
         shared = augment.draw_shared(names, generator) if config.inner.augment_scope == "outer" else {}
         shots, rows, truth = self._real(labels, generator)
         seen = augment.draw(augment.parse(config.query.encoder_augment), len(shots), generator)
@@ -246,7 +259,9 @@ class Distiller:
             """The first goes on with the step's generator; the others have their own, whoever computes them."""
             return seeded(seed, Purpose.STEPS, step, number) if number else generator
 
-        objective = self.objective.draw(self._recalled_labels(labels, matrices), Chance(network, generator, shared, self.share))
+        chance = Chance(network, generator, shared, self.share)
+        with self._blamed():
+            objective = self.objective.draw(self._recalled_labels(labels, matrices), chance)
         return Draws(labels, shared, shots, seen, rows, truth, objective)
 
     def _labels(self, generator: torch.Generator) -> Tensor:
@@ -291,7 +306,8 @@ def encoder_recipe(config: DistillConfig) -> Recipe:
 def _recipe(config: DistillConfig) -> Recipe:
     """The paper's protocol, at the inner loop's rates and with its augmentation."""
     inner = config.inner
-    augmentation = inner.augment if inner.augment_scope == "sample" else "none"
+    named = inner.augment_scope == "sample" and not inner.augment.startswith("custom ")
+    augmentation = inner.augment if named else "none"
     if inner.optimiser == "adam":
         return Recipe(network=inner.network, augment=augmentation)
     return Recipe(network=inner.network, lr=inner.lr, momentum=inner.momentum, augment=augmentation)

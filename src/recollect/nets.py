@@ -8,7 +8,7 @@ that a norm never sees a single pixel.
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -199,6 +199,8 @@ class Network:
             criterion: (outputs [N, classes], labels) -> a scalar; cross-entropy where none is given.
         """
         self.construct, self.criterion = constructor(network), criterion
+        self.pool: Sequence[Params] = ()
+        """weights that inner networks begin with; none where they are fresh"""
         self.shape, self.classes, self.named = shape, classes, isinstance(network, str)
         if isinstance(network, str) and not network.startswith("mlp") and min(shape[1:]) < 2:
             raise RecollectError(f"images of {shape[1]}x{shape[2]} are too small for '{network}': use mlp")
@@ -232,12 +234,14 @@ class Network:
 
     def drawn(self, seed: int, device: "torch.device | str") -> Params:
         """Fresh parameters where they are needed: on a GPU drawn there, from the same distributions, which costs the host
-        nothing; other numbers than `fresh` has for that seed.
+        nothing; other numbers than `fresh` has for that seed. Where there is a pool, those of one of its networks.
 
         Arguments:
             seed: of the draw.
             device: where they are drawn.
         """
+        if self.pool:
+            return {name: p.to(device) for name, p in self.pool[seed % len(self.pool)].items()}
         if torch.device(device).type == "cpu" or not self.named:
             return self.fresh(seed, device)
         return self._uniform(torch.Generator(device).manual_seed(seed))

@@ -4,7 +4,7 @@ Tensors are changed in place, so that whoever holds them (an optimiser, a stack 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,22 +86,28 @@ def _check_like(theirs: object, mine: Tensor) -> None:
 
 def _load_optimiser(optimiser: torch.optim.Optimizer, learned: Sequence[Tensor], saved: dict[int, dict[str, Any]]) -> None:
     """What it keeps of each tensor; torch would take anything, and fail in a step."""
-    names = {"momentum_buffer"} if isinstance(optimiser, torch.optim.SGD) else {"step", "exp_avg", "exp_avg_sq"}
+    known = {torch.optim.SGD: {"momentum_buffer"}, torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
+    names = next((names for kind, names in known.items() if isinstance(optimiser, kind)), set())
     for place, kept in saved.items():
-        if kept.keys() != names:
+        if not names <= kept.keys():
             raise TypeError(f"the optimiser keeps {sorted(names)}")
-        for name, value in kept.items():
-            if name != "momentum_buffer" or value is not None:
-                _check_like(value, torch.zeros(()) if name == "step" else learned[place])
+        for name in names:
+            if name != "momentum_buffer" or kept[name] is not None:
+                _check_like(kept[name], torch.zeros(()) if name == "step" else learned[place])
     optimiser.load_state_dict({"state": saved, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
-def begin(bases: Tensor, addressing: Tensor, encoder: Params, config: OuterStep, encoder_lr: float = 0.0) -> State:
-    """The state before the first step; what requires a gradient is learned."""
+def begin(
+    bases: Tensor, addressing: Tensor, encoder: Params, config: OuterStep, encoder_lr: float = 0.0,
+    make: Callable[..., torch.optim.Optimizer] | None = None,
+) -> State:  # fmt: skip
+    """The state before the first step; what requires a gradient is learned. `make` is another optimiser than the config's."""
     groups = [{"params": [t for t in (bases, addressing) if t.requires_grad], "first": config.lr}]
     if encoder:
         groups.append({"params": list(encoder.values()), "first": encoder_lr})
-    if config.optimiser == "sgd":
+    if make:
+        optimiser = make(groups, lr=config.lr)
+    elif config.optimiser == "sgd":
         optimiser = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     else:
         optimiser = torch.optim.Adam(groups, lr=config.lr, betas=(config.momentum, 0.999))

@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple
 
 from tyro import MISSING
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
 MANY = 16  # options that are all shown at once
 FIRST = {
@@ -27,6 +27,7 @@ FIRST = {
     "ask": "data save classify network epochs device seed root",
 }
 """the most used options of commands that have many"""
+HIDDEN = Suppress[Any].__metadata__  # of settings that Python alone has
 METAVARS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
@@ -54,6 +55,8 @@ def options(kind: Any, default: Any = None, group: str = "") -> Iterator[Option]
         hint, usual = hints[field.name], field.default
         plain, *extras = typing.get_args(hint) if typing.get_origin(hint) is typing.Annotated else (hint,)
         value = usual if default is None else getattr(default, field.name)
+        if any(extra in extras for extra in HIDDEN):
+            continue
         if dataclasses.is_dataclass(plain):
             inside = None if value is MISSING or value is dataclasses.MISSING else value
             yield from options(plain, inside, "" if field.name in ("config", "images") else about(plain))

@@ -54,7 +54,7 @@ class Resume:
             if not fits(settings["how"], _How):
                 raise RecollectError(f"{begun.config_path} has a 'how' that is none: restore it, or start another run")
             return run_stream(settings["stream"], config, data, settings["how"], self.run, self.quiet)
-        for name in ("network", "objective", "query"):
+        for name in ("network", "objective", "query", "loss", "augment", "outer_optimiser", "pool"):
             given = settings["distill"].get(name)
             if isinstance(given, str) and given.startswith("custom "):
                 what = name.replace("query", "query kind")

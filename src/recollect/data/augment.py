@@ -7,6 +7,7 @@ the adjoint of an unroll needs: the same draw gives the same images going forwar
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +20,17 @@ SCALE = 1.2  # the most that an image grows or shrinks
 CROP_SHARE = 0.125  # of a side: the most that an image is shifted
 CUTOUT_SHARE = 0.5  # of a side: the square that is cut out
 
-Drawn = dict[str, Tensor]
+Own = Callable[[Tensor, torch.Generator], Tensor]
+"""an augmentation of somebody's own: (a batch, a generator on the CPU) -> a batch of the same size"""
+Names = tuple["str | Own", ...]
+Drawn = dict[Any, Tensor]
+"""by name, or by the function itself"""
 
 
-def parse(names: str) -> tuple[str, ...]:
-    """ "flip+rotate" -> ("flip", "rotate"); "none" -> ()"""
+def parse(names: "str | Own") -> Names:
+    """ "flip+rotate" -> ("flip", "rotate"); "none" -> (); a function stands for itself"""
+    if not isinstance(names, str):
+        return (names,)
     chosen = () if names in ("none", "") else tuple(names.split("+"))
     for name in chosen:
         if name not in TRANSFORMS:
@@ -31,12 +38,12 @@ def parse(names: str) -> tuple[str, ...]:
     return chosen
 
 
-def draw(names: tuple[str, ...], count: int, generator: torch.Generator) -> Drawn:
-    """Fresh parameters in [0, 1) for every one of `count` images and each transform."""
-    return {name: torch.rand(count, 2, generator=generator) for name in names}
+def draw(names: Names, count: int, generator: torch.Generator) -> Drawn:
+    """Fresh parameters in [0, 1) for every one of `count` images and each transform; for a function its seed, of all of them."""
+    return {n: torch.rand(count if isinstance(n, str) else 1, 2, generator=generator).expand(count, 2) for n in names}
 
 
-def draw_shared(names: tuple[str, ...], generator: torch.Generator) -> Drawn:
+def draw_shared(names: Names, generator: torch.Generator) -> Drawn:
     """One of the transforms with one parameter, the same for all images it will be applied to."""
     if not names:
         return {}
@@ -47,8 +54,19 @@ def draw_shared(names: tuple[str, ...], generator: torch.Generator) -> Drawn:
 def apply(images: Tensor, drawn: Drawn) -> Tensor:
     """[N, C, H, W] -> the same shape; parameters are for each image, or one for all."""
     for name, numbers in drawn.items():
-        images = TRANSFORMS[name](images, numbers.to(images).expand(len(images), 2))
+        if isinstance(name, str):
+            images = TRANSFORMS[name](images, numbers.to(images).expand(len(images), 2))
+        else:
+            images = _by_function(name, images, numbers.expand(len(images), 2))
     return images
+
+
+def _by_function(function: Own, images: Tensor, numbers: Tensor) -> Tensor:
+    """Images with the same numbers are a batch, which these are the seed of."""
+    ends = (numbers[1:] != numbers[:-1]).any(1).nonzero().flatten() + 1
+    batches, seeds = images.tensor_split(ends.tolist()), numbers.tensor_split(ends.tolist())
+    seeded = [torch.Generator().manual_seed(int((each[0].double() * 2**24).long() @ torch.tensor([2**24, 1]))) for each in seeds]
+    return torch.cat([function(*each) for each in zip(batches, seeded, strict=True)])
 
 
 @dataclass(frozen=True)

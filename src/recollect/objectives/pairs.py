@@ -36,10 +36,7 @@ class Pair(NamedTuple):
 
 def pairing(labels: Tensor, inner: InnerLoop, siamese: bool, chance: Chance, generator: torch.Generator) -> Pairing:
     """All that is random in it, for a recalled set with these labels."""
-    if labels.is_floating_point():
-        raise RecollectError(
-            "this objective compares class by class, and these targets are continuous: give unrolled or regression"
-        )
+    _check_classes(labels)
     names, classes = augment.parse(inner.augment), len(labels.unique_consecutive())
     rows = batches(labels, 1, inner.per_class, generator).view(classes, -1)
     if siamese:
@@ -49,7 +46,14 @@ def pairing(labels: Tensor, inner: InnerLoop, siamese: bool, chance: Chance, gen
     return Pairing(rows, [{}] * classes, [augment.draw(names, rows.shape[1], generator) for _ in rows])
 
 
+def _check_classes(labels: Tensor) -> None:
+    if labels.is_floating_point():
+        what = "this objective compares class by class, and these targets are continuous"
+        raise RecollectError(f"{what}: give objective unrolled or regression")
+
+
 def pairs(recalled: Examples, real: Examples, drawn: Pairing) -> Iterator[Pair]:
+    _check_classes(recalled.labels)
     for rows, shared, own in zip(drawn.rows.to(recalled.images.device), drawn.shared, drawn.own, strict=True):
         leaf, label = recalled.images[rows].requires_grad_(), recalled.labels[rows[0]]
         ours, theirs = (augment.apply(images, shared) for images in (leaf, real.images[real.labels == label]))

@@ -32,7 +32,9 @@ class Unrolled:
     ):  # fmt: skip
         self.network, self.inner, self.device = network, inner, device
         flat, self.used = fast.passes(network, device, compute, compile)
-        plain = isinstance(flat, General) and not device.startswith("cuda")
+        captures = device.startswith("cuda") and isinstance(inner.augment, str)  # which a function of somebody's own cannot be
+        flat = flat if captures or device == "cpu" else fast.any_network(network, compile)
+        plain = isinstance(flat, General) and not captures
         self.flat = judged(flat) if judged else flat
         self.engine = None if plain else Engine(self.flat, self.used)
         self.passes = self.flat.passes if isinstance(flat, General) and isinstance(self.flat, General | Towards) else None
