@@ -586,7 +586,6 @@ MISTAKES = """
     distill good.npz --downsample 9             | downsample is 9 for images of 8x8: give 1 to 8
     distill good.npz --inner-per-class 11       | inner_per_class is 11, but each class recalls only 5 images
     distill good.npz --classes-per-step 4       | classes_per_step is 4, but there are 3 classes
-    distill good.npz --window 61                | window is 61 in an unroll of 60 inner_steps: give at most 60
     distill good.npz --inner-lr nan             | inner_lr is nan: give a number above 0
     distill good.npz --outer-lr 0               | outer_lr is 0.0: give a number above 0
     distill good.npz --ema 1                    | ema is 1.0

@@ -67,8 +67,8 @@ def test_a_task_that_was_never_seen(toy_images, name):
         learner.predict(toy_images.test.images, -1)
 
 
-def test_what_needs_the_task_says_so(toy_images):
-    with pytest.raises(RecollectError, match="one network for each task needs the task's number"):
+def test_without_the_task_there_must_be_one(toy_images):
+    with pytest.raises(RecollectError, match="never saw task 0"):
         GDumb(Stream(toy_images, CONFIG), CONFIG).predict(toy_images.test.images, None)
     with pytest.raises(RecollectError, match="never saw task 0"):
         Compress(Stream(toy_images, CONFIG), CONFIG).predict(toy_images.test.images, None)

@@ -193,7 +193,6 @@ def few(images: Images, **parts: Split) -> Images:
         (dict(tasks=0), "tasks is 0: give 1 or more"),
         (dict(outer_lr=float("nan")), "outer_lr is nan: give a number above 0"),
         (dict(ema=1.0), "ema is 1.0: give a number from 0 to below 1"),
-        (dict(window=200), "window is 200 in an unroll of 150 inner_steps"),
         (dict(per_task=0), "task 0 of toy has no samples: give per_task 1 or more"),
         (dict(per_task=100), r"per_task is 100, but task 0 of toy has 42 training images: .* \(--use-validation\)"),
         (dict(per_task=100, use_validation=True), "has 48 training images: give at most 48$"),

@@ -430,6 +430,14 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
     assert torch.equal(memory.bases, good[0])
 
 
+def test_a_shorter_unroll_shortens_the_window():
+    """A window of more steps than there are is the whole unroll."""
+    whole, longer = (distill(toy(), changed(CONFIG, window=window, inner_steps=4)) for window in (4, 9))
+    assert torch.equal(whole.bases, longer.bases)
+    assert preset("fast", inner_steps=10).inner.covered == 10
+    assert preset("fast").inner.covered == 40
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -438,7 +446,6 @@ def test_nothing_finite_any_more_stops_with_the_last_good_memory(tmp_path, monke
         ({"images_per_class": 10**9}, "no class has more than 12"),
         ({"outer_lr": 1e38}, "outer_lr is 1e"),
         ({"inner_per_class": 30}, "each class recalls only"),
-        ({"window": 9}, "window is 9 in an unroll of 4"),
         ({"classes_per_step": 4}, "classes_per_step is 4"),
         ({"network": "convmet"}, "did you mean 'convnet'"),
         ({"augment": "flipp"}, "did you mean 'flip'"),

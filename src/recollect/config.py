@@ -132,7 +132,7 @@ class InnerLoop:
     """treatment of the inner momentum by the adjoint. full: exact; forward-only: left out of the adjoint; none: no momentum at
     all"""
     window: int | None = 40
-    """number of last steps of the unroll that the adjoint covers; None covers all"""
+    """number of last steps of the unroll that the adjoint covers; None, or more than there are, covers all"""
     window_place: Literal["late", "random"] = "random"
     """place of the window. late: it ends with the unroll; random: the unroll ends at random, not before the window is full"""
     networks_per_step: int = 1
@@ -142,6 +142,11 @@ class InnerLoop:
     augment_scope: Literal["sample", "outer"] = "sample"
     """scope of the augmentation. sample: fresh for every recalled image and inner step; outer: one transform for all images of an
     outer step, recalled and real"""
+
+    @property
+    def covered(self) -> int:
+        """How many last steps the adjoint covers: a window that is longer than the unroll is the whole of it."""
+        return self.steps if self.window is None else min(self.window, self.steps)
 
 
 @dataclass(frozen=True)
@@ -435,6 +440,3 @@ def read_recipe(values: dict[str, Any], where: object) -> Recipe:
 def check(config: Any) -> None:
     """Refuse values that cannot be meant."""
     check_values(config)
-    window, steps = config.inner.window, config.inner.steps
-    if window is not None and window > steps:
-        raise RecollectError(f"window is {window} in an unroll of {steps} inner_steps: give at most {steps}")

@@ -63,7 +63,9 @@ def run_stream(stream: str, config: ContinualConfig, data, calls: dict[str, Any]
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped: continue with recollect resume {folder}") from None
     show.finish(results, stream, folder)
-    terminal.say(f"{stream} of {images.name}: accuracy on the {config.stream.on} images, mean ± deviation over n seeds")
+    terminal.say(
+        f"{stream} of {images.name}: accuracy on the {config.stream.on} images in %, mean ± deviation over n seeds; BTI in points"
+    )
     terminal.say(show.table(results, stream, "mask" if config.stream.kind == "split" else "no"))
     terminal.say(f"results  {folder / 'table.json'}: these and forgetting, with deviations")
     terminal.say(f"figures  {folder / 'curve.png'}, {folder / 'matrix-LEARNER.png'}")

@@ -114,6 +114,7 @@ class _TaskNetworks:
     def __init__(self, stream: Stream, config: ContinualConfig, device: str):
         self.stream, self.config, self.device = stream, config, device
         self.params: dict[int, Params] = {}
+        self.unions: dict[int, Params] = {}
 
     def train(self, parts: dict[int, Part], recipe: Recipe) -> None:
         """All of these, together where they have as many classes; labels are places among the task's own."""
@@ -130,6 +131,15 @@ class _TaskNetworks:
 
     def predict(self, images: Tensor, task: int) -> Tensor:
         return torch.tensor(self.stream.task_classes[task], device=self.device)[self.logits(images, task).argmax(1)]
+
+    def union(self, parts: Sequence[Part], recipe: Recipe, images: Tensor) -> Tensor:
+        """Labels of all classes, by one network on the sets of all these tasks together; trained once for so many tasks."""
+        network, number = Network(self.config.inner.network, self.stream.shape, self.stream.classes), len(parts)
+        if number not in self.unions:
+            whole = torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+            seeds = [network_seed(self.stream.seed, Purpose.UNION, number)]
+            (self.unions[number],) = train(network, [whole], recipe, seeds, self.device, self.config.compute)
+        return _logits(network, self.unions[number], images, self.stream, self.device).argmax(1)
 
     def _network(self, task: int) -> Network:
         return Network(self.config.inner.network, self.stream.shape, len(self.stream.task_classes[task]))
@@ -154,7 +164,6 @@ class Compress:
         self.buffer: Buffer | None = None  # the account of the task that is being learnt, or was last
         self._compressor: Compressor | None = None
         self._networks = _TaskNetworks(stream, config, device)
-        self._union: Params | None = None
 
     def observe(self, batch: Batch) -> None:
         self.place.observe(batch)
@@ -169,7 +178,7 @@ class Compress:
         self.place.end_task()
         if self._compressor:
             self.memories += self._compressor.memories()
-        self._compressor = self._union = None
+        self._compressor = None
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
@@ -192,19 +201,16 @@ class Compress:
     def _predict_union(self, images: Tensor) -> Tensor:
         """By a network on everything that the memories of all tasks seen recall, in as many passes as over one memory."""
         self.place.check(0)
-        network = Network(self.config.inner.network, self.stream.shape, self.stream.classes)
-        if self._union is None:
-            seen = self.memories[: self.place.ended]
-            recalled = [memory.recall() for memory in seen]
-            labels = [torch.tensor(classes)[p] for (_, p), classes in zip(recalled, self.stream.task_classes, strict=False)]
-            part = torch.cat([images for images, _ in recalled]), torch.cat(labels)
-            seeds = [network_seed(self.stream.seed, Purpose.UNION, len(seen))]
-            (self._union,) = train(network, [part], memory_recipe(seen[0]), seeds, self.device, self.config.compute)
-        return _logits(network, self._union, images, self.stream, self.device).argmax(1)
+        seen = self.memories[: self.place.ended]
+        recalled = [memory.recall() for memory in seen]
+        labels = [torch.tensor(classes)[p] for (_, p), classes in zip(recalled, self.stream.task_classes, strict=False)]
+        parts = list(zip((images for images, _ in recalled), labels, strict=True))
+        return self._networks.union(parts, memory_recipe(seen[0]), images)
 
 
 class GDumb:
-    """One network for each task, trained at test on the task's share of real images, kept class by class."""
+    """One network for each task, trained at test on the task's share of real images, kept class by class. Not told the task, one
+    network on all that is kept, as in its paper."""
 
     def __init__(self, stream: Stream, config: ContinualConfig, device: str = "cpu"):
         self.stream, self.config = stream, config
@@ -212,6 +218,7 @@ class GDumb:
         self.place = _Place()
         self._store, self._epochs = self._begin()
         self._networks = _TaskNetworks(stream, config, device)
+        self._kept: list[Part] = []
 
     def _begin(self) -> "tuple[Balanced | Everything, int]":
         """Where the images of the next task are kept, and how many passes are made over them."""
@@ -227,14 +234,16 @@ class GDumb:
         task, baselines = self.place.ended, self.config.baselines
         self.place.end_task()
         kept, inner = self._store.all(), self.config.inner
-        recipe = Recipe(inner.network, self._epochs, baselines.data_batch, baselines.data_lr, inner.momentum)
+        self._recipe = Recipe(inner.network, self._epochs, baselines.data_batch, baselines.data_lr, inner.momentum)
         part = self.stream.prepare(kept.images), local_labels(self.stream)[task, kept.labels]
-        self._networks.train({task: part}, recipe)
+        self._networks.train({task: part}, self._recipe)
+        self._kept.append((part[0], kept.labels))
         self._store, self._epochs = self._begin()
 
     def predict(self, images: Tensor, task: int | None) -> Tensor:
         if task is None:
-            raise RecollectError("one network for each task needs the task's number: give it")
+            self.place.check(0)
+            return self._networks.union(self._kept, self._recipe, images)
         self.place.check(task)
         return self._networks.predict(images, task)
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from recollect.config import to_json
 from recollect.continual.buffer import Buffer
 from recollect.continual.compress import Compressor, account
 from recollect.continual.config import LEARNERS, ContinualConfig, check_learners
-from recollect.continual.learners import Compress, Learner, accuracy_matrix, is_told, make, taught
+from recollect.continual.learners import Compress, Learner, accuracy, accuracy_matrix, is_told, make, taught
 from recollect.continual.metrics import Matrix, Metrics, metrics
 from recollect.continual.streams import Stream
 from recollect.data.images import Images
@@ -74,6 +75,8 @@ class Result:
     matrix: Matrix
     seconds: float
     """distillation included; of the union, that of its networks alone"""
+    untold: float | None = None
+    """accuracy on all tasks after the last, where classes tell tasks apart and the learner is not told the task"""
 
     @property
     def metrics(self) -> Metrics:
@@ -204,9 +207,12 @@ def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> Non
     def done(task: int) -> None:
         tell(f"{what}, task {task + 1} of {stream.tasks}", each)
 
-    matrix = accuracy_matrix(name, taught(_learner(setting, stream, name), stream), stream, done)
+    learner = _learner(setting, stream, name)
+    matrix = accuracy_matrix(name, taught(learner, stream), stream, done)
     found = {"learner": name, "seed": seed, "told_the_task": is_told(name, setting.config), "on": setting.config.stream.on}
     found |= {"matrix": matrix, "metrics": to_json(metrics(matrix)), "seconds": round(time.perf_counter() - began, 2)}
+    if setting.config.stream.kind == "split":
+        found["untold"] = fmean(accuracy(learner, stream, task, told=False) for task in range(stream.tasks))
     if name == "compress":
         spent = [read_json(setting.account(seed, task)) for task in range(stream.tasks)]
         seconds = sum(each["seconds_of_all"] / each["tasks_side_by_side"] for each in spent)  # side by side, they share it
@@ -265,7 +271,8 @@ def _read(path: Path, learner: str, seed: int) -> Result:
     found = read_json(path)
     try:
         seconds = float(found["seconds"]) + float(found.get("distilling_seconds", 0))
-        result = Result(learner, seed, found["matrix"], seconds)
+        untold = None if found.get("untold") is None else float(found["untold"])
+        result = Result(learner, seed, found["matrix"], seconds, untold)
         _ = result.metrics
     except (KeyError, TypeError, ValueError):
         raise RecollectError(f"{path} is damaged: delete it, and run the same command again") from None

@@ -73,7 +73,7 @@ class Unrolled:
         inner = self.inner
         if not inner.window or inner.window_place == "late":
             return inner.steps
-        return int(torch.randint(inner.window, inner.steps + 1, (), generator=generator))
+        return int(torch.randint(inner.covered, inner.steps + 1, (), generator=generator))
 
     def _augmentation(self, shared: augment.Drawn, shape: torch.Size, generator: torch.Generator) -> augment.Schedule | None:
         """What happens to the batch of each inner step."""
@@ -149,7 +149,7 @@ class Unrolled:
     def needs(self, recalled: int, real: int, networks: int | None = None) -> int:
         """About how many bytes of memory an outer step takes, with so many recalled and real images in a step, and so many inner
         networks side by side."""
-        window, count = self.inner.window or self.inner.steps, networks or self.inner.networks_per_step
+        window, count = self.inner.covered, networks or self.inner.networks_per_step
         return (self.engine or Engine(self.flat)).needs(count, recalled, real, window, self.inner.optimiser)
 
 

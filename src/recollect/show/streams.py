@@ -84,12 +84,16 @@ def progress(name: str, quiet: bool = False) -> Iterator[Callable[[int, float], 
 
 
 def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
-    """A row for each learner, run or not, and for each baseline that only the paper has."""
+    """A row for each learner that was run, and for each baseline that only the paper has."""
     quoted = PAPER.get(stream, {})
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys((*LEARNERS, *quoted)):
         found = [result for result in results if result.learner == name]
+        if not found and name in LEARNERS:
+            continue
         row: dict[str, Any] = {"learner": name, "n": len(found)}
+        untold = [result.untold for result in found if result.untold is not None]
+        row |= {"untold": asdict(spread(untold))} if untold else {}
         for metric in ("ra", "la", "bti", "bwt", "forgetting"):
             values = [value for result in found if (value := getattr(result.metrics, metric)) is not None]
             row[metric] = asdict(spread(values)) if values else None
@@ -99,17 +103,21 @@ def summary(results: Sequence[Result], stream: str) -> list[dict[str, Any]]:
 
 
 def table(results: Sequence[Result], stream: str, told: str) -> Table:
-    """The paper's table beside ours; `told` says what a single network is told of the task at test."""
-    quoted, rows = PAPER.get(stream, {}), []
-    for row in summary(results, stream):
+    """The paper's table beside ours; `told` says what a single network is told of the task at test. Where classes tell tasks
+    apart, the accuracy without the task's number comes first."""
+    quoted, rows, known = PAPER.get(stream, {}), [], summary(results, stream)
+    free = any("untold" in row for row in known)
+    metrics = ("bti",) if free and quoted else ("la", "bti", "bwt")  # as wide as a page
+    for row in known:
         name, theirs = row["learner"], quoted.get(row["learner"])
-        cells = [str(Spread(**row["ra"])) if row["ra"] else "not run"]
-        cells += [f"{row[metric]['mean']:.2f}" if row[metric] else "" for metric in ("la", "bti", "bwt")]
+        cells = [str(Spread(**row["untold"])) if "untold" in row else ""] if free else []
+        cells += ["yes" if name in PER_TASK else "no" if name == "union" else told]
+        cells += [str(Spread(**row["ra"])) if row["ra"] else "not run"]
+        cells += [f"{row[metric]['mean']:.2f}" if row[metric] else "" for metric in metrics]
         paper = [str(theirs), "n/a" if theirs.bti is None else f"{theirs.bti:.2f}"] if theirs else ["", ""]
-        is_told = "yes" if name in PER_TASK else "no" if name == "union" else told
-        rows.append((NAMES.get(name, name), is_told, *cells, str(row["n"] or ""), *paper))
-    headings = ("learner", "task id", "RA, %", "LA", "BTI", "BWT", "n", "paper: RA, %", "BTI")
-    return terminal.table(headings, rows, left=("learner", "task id"))
+        rows.append((NAMES.get(name, name), *cells, str(row["n"] or ""), *(paper if quoted else [])))
+    headings = ["learner", *(["class-incremental"] if free else []), "task id", "RA", *map(str.upper, metrics), "n"]
+    return terminal.table([*headings, *(["paper: RA", "BTI"] if quoted else [])], rows, left=("learner", "task id"))
 
 
 @styled
