@@ -94,7 +94,6 @@ def test_every_preset_can_be_used():
         *((f, (-0.1, 1.0, 2.0, float("nan"))) for f in ("inner_momentum", "outer_momentum", "ema")),
         *((f, (-0.1, float("inf"), float("nan"))) for f in ("clip_running", "clip_norm", "checkpoint_seconds")),
         ("seed", (-1,)),
-        ("window", (61,)),
     ],
 )
 def test_numbers_that_cannot_be_meant(field, values):
