@@ -16,31 +16,21 @@ file already holds are not run again.
 """
 
 import argparse
-import functools
 import statistics
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from record import begun, setting, show, write
-from torch import Tensor, nn
-from torch.func import functional_call
 
 import recollect
-from recollect.composition import ask
 from recollect.config import changed
-from recollect.decisions import resolve
 from recollect.devices import find_device
-from recollect.distiller import encoder_recipe
-from recollect.evaluation import memory_recipe
 from recollect.jobs import EXECUTORS, Job, Tell
-from recollect.nets import Network, Params
+from recollect.reproduce import asking
+from recollect.reproduce.asking import LABELS, METHODS
 from recollect.runs import Run, environment
-from recollect.seeds import Purpose, network_seed, seeded
-from recollect.training import train
 
 MEMORY = {
     "bases": 64, "matrices": 16, "augment": "flip", "real_per_class": 20, "inner_lr": 0.03, "inner_steps": 40, "window": 30,
@@ -50,11 +40,7 @@ ASKED = {
     "query": "images", "query_form": "probabilities", "encoder_epochs": 30, "encoder_augment": "flip+crop", "encoder_lr": 1e-4,
     "outer_lr": 0.01,
 }  # fmt: skip
-LABELS = "labels"  # the run of the memory that is asked with names
 NOT_SETTINGS = ("root", "out", "runs", "methods", "shots")  # where, and which rows
-
-Method = Callable[[list[list[Tensor]], list[Tensor]], list[Tensor]]
-"""(the shots of each class of each task, other pictures of each task) -> the class of each of these, as the method sees it"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -91,22 +77,19 @@ def main(arguments: list[str] | None = None) -> None:
     jobs = [Job(name, distilled, (images, settings, given.runs / name)) for name, settings in runs.items()]
     executor = EXECUTORS["inline" if device == "cpu" else "threads"](max(1, len(jobs)))
     memories |= zip(runs, executor.run(jobs, show), strict=True)
-    kind = resolve(changed(recollect.DistillConfig(), **plain), images).run.preprocess
-    recipe = encoder_recipe(changed(recollect.DistillConfig(), **asked))
-    trained = functools.cache(lambda: pretrained(images, recipe, kind, device))  # for both baselines, if either is due
-    tasks = torch.randperm(images.classes, generator=seeded(0, 7)).split(given.ways)
-    tasks = [task for task in tasks if len(task) == given.ways]
+    configs = [changed(recollect.DistillConfig(), **each) for each in (plain, asked)]
+    trained = asking.pretraining(images, *configs, device)  # for both baselines, if either is due
     for name, shots in due:
         began, row = time.perf_counter(), row_name(name, shots)
         run = LABELS if name == "classify-then-recall" else f"{shots}-shot"
         memory = memories[run] if name != "nearest neighbour" else None
-        method = METHODS[name](trained, memory, device)
-        by_draw = [accuracies(getattr(images, given.on), method, tasks, shots, draw) for draw in range(given.draws)]
+        how = asking.Asking(shots, given.ways, given.draws, given.on)
+        by_draw = asking.measured(images, memories, trained, how, device, [name])[name]
         values = [value for draw in by_draw for value in draw]
         rows[row] = {
             "mean": statistics.mean(values),
             "deviation over tasks and draws": statistics.stdev(values),
-            "n": f"{len(tasks)} tasks, {given.draws} draws of shots",
+            "n": f"{len(by_draw[0])} tasks, {given.draws} draws of shots",
             "on": given.on,
             "values": by_draw,
             "seconds": time.perf_counter() - began,
@@ -139,101 +122,6 @@ def distilled(images: recollect.Images, settings: dict[str, Any], folder: Path, 
 def minutes(folder: Path) -> float:
     return sum(line["seconds"] for line in Run(folder).metrics()) / 60
 
-
-def accuracies(split: recollect.Split, method: Method, tasks: list[Tensor], shots: int, draw: int) -> list[float]:
-    """Percent of each task's other images that its classifier gets right."""
-    given, pixels, truths = [], [], []
-    for number, task in enumerate(tasks):
-        generator = seeded(1, draw, number)
-        rows = [(split.labels == label).nonzero().flatten() for label in task.tolist()]
-        rows = [each[torch.randperm(len(each), generator=generator)] for each in rows]
-        given.append([split.images[each[:shots]] for each in rows])
-        pixels.append(torch.cat([split.images[each[shots:]] for each in rows]))
-        truths.append(torch.cat([torch.full((len(each) - shots,), place) for place, each in enumerate(rows)]))
-    guesses = method(given, pixels)
-    return [100 * float((guess.cpu() == truth).float().mean()) for guess, truth in zip(guesses, truths, strict=True)]
-
-
-# --- methods ---------------------------------------------------------------------------------------------------------
-
-Pretrained = tuple[Network, Params, recollect.Preprocess]
-
-
-def pretrained(images: recollect.Images, recipe: recollect.Recipe, kind: str, device: str) -> Pretrained:
-    """A network trained on all training images, for the baselines."""
-    network = Network(recipe.network, images.shape, images.classes)
-    preprocess = recollect.Preprocess.fit(images.train.images, kind, device)
-    part = preprocess.on(device, images.train.images), images.train.labels
-    (params,) = train(network, [part], recipe, [0], device)
-    return network, params, preprocess
-
-
-def addressing(_: Callable[[], Pretrained], memory: recollect.Memory, device: str) -> Method:
-    """Ours: ask, train, classify."""
-
-    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
-        asked = [ask(memory, {str(place): shots for place, shots in enumerate(task)}) for task in given]
-        return taught([(each.images, each.labels) for each in asked], memory, pixels, device)
-
-    return method
-
-
-def nearest(trained: Callable[[], Pretrained], _: recollect.Memory | None, device: str) -> Method:
-    network, params, preprocess = trained()
-    *body, last = list(network.module.named_children())
-    trunk = nn.Sequential(*(layer for _, layer in body))
-    kept = {name: p for name, p in params.items() if not name.startswith(f"{last[0]}.")}
-
-    def features(pixels: Tensor) -> Tensor:
-        found = [functional_call(trunk, kept, (preprocess(some.to(device)),)).flatten(1) for some in pixels.split(1024)]
-        return nn.functional.normalize(torch.cat(found), dim=1)
-
-    @torch.no_grad()
-    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
-        return [
-            torch.cdist(features(some), features(torch.cat(task))).argmin(1) // len(task[0])
-            for task, some in zip(given, pixels, strict=True)
-        ]
-
-    return method
-
-
-def classify_then_recall(trained: Callable[[], Pretrained], memory: recollect.Memory, device: str) -> Method:
-    network, params, preprocess = trained()
-
-    @torch.no_grad()
-    def name(shots: Tensor) -> int:
-        return int(network.logits(params, preprocess(shots.to(device))).log_softmax(1).sum(0).argmax())
-
-    def method(given: list[list[Tensor]], pixels: list[Tensor]) -> list[Tensor]:
-        parts = []
-        for task in given:
-            recalled = [memory.recall(name(shots))[0] for shots in task]  # two groups may be given the same name
-            labels = torch.arange(len(task)).repeat_interleave(len(recalled[0]))
-            parts.append((torch.cat(recalled), labels))
-        return taught(parts, memory, pixels, device)
-
-    return method
-
-
-def taught(parts: list[tuple[Tensor, Tensor]], memory: recollect.Memory, pixels: list[Tensor], device: str) -> list[Tensor]:
-    """The classes of pixels, by a fresh network trained on each part; all are trained side by side."""
-    recipe, fits = memory_recipe(memory), memory.preprocess()
-    network = Network(recipe.network, memory.image_shape, int(parts[0][1].max()) + 1)
-    seeds = [network_seed(0, Purpose.NETWORK, number) for number in range(len(parts))]
-    trained = train(network, parts, recipe, seeds, device)
-    with torch.no_grad():
-        return [
-            torch.cat([network.logits(params, fits(some.to(device))).argmax(1) for some in each.split(1024)])
-            for params, each in zip(trained, pixels, strict=True)
-        ]
-
-
-METHODS: dict[str, Callable[..., Method]] = {
-    "image addressing": addressing,
-    "nearest neighbour": nearest,
-    "classify-then-recall": classify_then_recall,
-}
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

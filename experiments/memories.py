@@ -21,31 +21,9 @@ import recollect
 from recollect.config import changed
 from recollect.files import read_json
 from recollect.jobs import EXECUTORS, Job, Tell
+from recollect.reproduce.scales import LEGS
 from recollect.runs import Run, environment
 
-ALL = {"bases": 16}
-LONG = ALL | {"inner_steps": 200, "window": 60, "outer_lr": 0.015, "outer_steps": 3000}
-FLIPPED = ALL | {"augment": "flip", "window": 60}
-WHOLE = {"inner_steps": 150, "window": None, "inner_per_class": 32, "outer_lr": 0.015}
-TEN = {"images_per_class": 10, "bases": 160, "init": "samples"}
-LEGS: dict[str, list[dict[str, Any]]] = {
-    "mnist-1": [ALL | {"outer_steps": 1500}, LONG],
-    "fashion-mnist-1": [ALL | {"outer_steps": 3500}, LONG, ALL | WHOLE | {"inner_per_class": 29, "outer_steps": 1200}],
-    "svhn-1": [
-        ALL | {"inner_steps": 150, "window": 60, "outer_steps": 3000},
-        ALL | WHOLE | {"outer_steps": 800},
-        ALL | WHOLE | {"outer_lr": 0.03, "outer_steps": 900},
-    ],
-    "cifar10-1": [
-        FLIPPED | {"inner_steps": 150, "outer_steps": 4000},
-        FLIPPED | {"inner_steps": 250, "outer_lr": 0.02, "outer_steps": 9500},
-        FLIPPED | WHOLE | {"outer_steps": 500},
-        FLIPPED | WHOLE | {"outer_steps": 4400},
-    ],
-    "mnist-10": [TEN | {"outer_steps": 2000}, LONG | TEN | {"outer_steps": 2000}],
-    "fashion-mnist-10": [TEN | {"outer_steps": 2000}, LONG | TEN | {"outer_steps": 2000}],
-    "cifar10-10": [FLIPPED | TEN | {"inner_steps": 150, "outer_steps": 3000}, FLIPPED | TEN | WHOLE | {"outer_steps": 1000}],
-}
 KEPT = 5  # memories on the way, of each leg
 
 

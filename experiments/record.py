@@ -7,7 +7,6 @@ values, such as a row of a matrix, on one line.
 """
 
 import ast
-import json
 import shlex
 import sys
 from argparse import Namespace
@@ -18,7 +17,8 @@ from typing import Any
 
 from recollect import RecollectError
 from recollect.continual.metrics import metrics, spread
-from recollect.files import read_json, write_atomically
+from recollect.files import read_json
+from recollect.files import write_compact as write
 from recollect.runs import environment
 
 
@@ -69,26 +69,6 @@ def triangle(matrix: Sequence[Sequence[float | None]]) -> list[list[float]]:
     """R[i][t] for t <= i; of a learner that forgets nothing, whose columns are constant, the last row alone."""
     rows = [[round(value, 3) for value in row if value is not None] for row in matrix]
     return rows[-1:] if all(row == rows[-1][: len(row)] for row in rows) else rows
-
-
-def write(path: Path, value: object) -> None:
-    write_atomically(path, (text(value) + "\n").encode())
-
-
-def text(value: Any, margin: str = "\n") -> str:
-    """JSON in which only what holds other lists or objects is more than a line."""
-    if isinstance(value, float):
-        return json.dumps(float(f"{value:.6g}"))
-    if not isinstance(value, dict | list | tuple):
-        return json.dumps(value)
-    items = [*value.values()] if isinstance(value, dict) else [*value]
-    parts = [text(item, margin + " ") for item in items]
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(str(name))}: {part}" for name, part in zip(value, parts, strict=True)]
-    opening, closing, between = ("{", "}", ", ") if isinstance(value, dict) else ("[", "]", ",")
-    if any(isinstance(item, dict | list | tuple) and item for item in items):
-        opening, closing, between = f"{opening}{margin} ", margin + closing, f",{margin} "
-    return opening + between.join(parts) + closing
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from recollect.cli import main
 from recollect.config import changed
 from recollect.data.preprocess import Zca
 from recollect.files import read_json
+from recollect.reproduce import composing
 from recollect.training import Cancelled, Progress
 
 ROOT = Path(__file__).parent.parent
@@ -520,18 +521,18 @@ def experiment():
     return experiment_module("compose")
 
 
-def test_tasks_of_the_experiment(experiment):
+def test_tasks_of_the_experiment():
     images = make_images([str(number) for number in range(23)])
-    tasks = experiment.deal(images, 5, 0)
+    tasks = composing.deal(images, 5, 0)
     assert [len(task) for task in tasks] == [5] * 4
     assert len({name for task in tasks for name in task}) == 20
-    assert tasks == experiment.deal(images, 5, 0) != experiment.deal(images, 5, 1)
-    drawn = experiment.draw(tasks, 3, 200, 0)
+    assert tasks == composing.deal(images, 5, 0) != composing.deal(images, 5, 1)
+    drawn = composing.draw(tasks, 3, 200, 0)
     homes = [{place for place, task in enumerate(tasks) for name in names if name in task} for names in drawn]
     assert all(len(home) == 3 for home in homes)
     assert {name for names in drawn for name in names} == {name for task in tasks for name in task}
     with pytest.raises(RecollectError, match="5-way tasks need 5 memories, and there are 4"):
-        experiment.draw(tasks, 5, 1, 0)
+        composing.draw(tasks, 5, 1, 0)
 
 
 def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
@@ -556,12 +557,12 @@ def test_the_experiment_resumes(experiment, tmp_path, monkeypatch, capsys):
         with pytest.raises(RecollectError, match=f"there is no task {wrong}: give some of 0 to 4"):
             run("part", f"--only {wrong}")
 
-    measure, steps = experiment.measure, itertools.count()
-    monkeypatch.setattr(experiment, "measure", lambda *rest: 1 / 0 if next(steps) == 4 else measure(*rest))
+    measure, steps = composing.measure, itertools.count()
+    monkeypatch.setattr(composing, "measure", lambda *rest: 1 / 0 if next(steps) == 4 else measure(*rest))
     with pytest.raises(ZeroDivisionError):
         run("part")
-    monkeypatch.setattr(experiment, "distill", None)  # the memories are there
-    monkeypatch.setattr(experiment, "measure", measure)
+    monkeypatch.setattr(composing, "distill", None)  # the memories are there
+    monkeypatch.setattr(composing, "measure", measure)
     part = run("part")
     assert {key: row["values"] for key, row in part["rows"].items()} == {k: r["values"] for k, r in whole["rows"].items()}
     assert capsys.readouterr().out.count("5-way, memories") == 2

@@ -7,6 +7,7 @@ import pytest
 import record
 
 from recollect.continual.metrics import metrics, square
+from recollect.files import compact
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -30,7 +31,7 @@ def test_what_holds_nothing_else_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
 def test_results_are_written_so(path):
-    assert record.text(json.loads(path.read_text())) + "\n" == path.read_text()
+    assert compact(json.loads(path.read_text())) + "\n" == path.read_text()
 
 
 def test_a_learner_s_row():

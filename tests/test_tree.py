@@ -52,6 +52,7 @@ selection: one setting, chosen on validation
 continual: streams, learners, metrics
 show: terminal, report, figures
 export: a recall as files
+reproduce: the paper's tables and figures
 studio: the web page
 demo, bench: the first example, benchmarks
 commands: one file a command
@@ -60,7 +61,7 @@ avalanche: the bridge to Avalanche
 """
 KERNELS = ("fast/kernels.py", "fast/edge_kernels.py", "fast/patch_kernels.py")  # Triton's language: a kernel is one function
 LINES, FUNCTION_LINES = 450, 60  # without docstrings of classes and functions
-TRACKED, RESULTS, RESULTS_BYTES = 330, 40, 2 * 2**20
+TRACKED, RESULTS, RESULTS_BYTES = 380, 40, 2 * 2**20
 
 LEVELS = {name: level for level, line in enumerate(ROOMS.strip().splitlines()) for name in line.split(":")[0].split(", ")}
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -31,6 +31,7 @@ from recollect.commands.info import Info
 from recollect.commands.inputs import Data
 from recollect.commands.plot import Plot
 from recollect.commands.recall import Recall
+from recollect.commands.reproduce import Reproduce
 from recollect.commands.resume import Resume
 from recollect.commands.select import Select
 from recollect.commands.studio import Studio
@@ -55,6 +56,7 @@ KINDS: dict[str, Any] = {
     "continual": Continual,
     "experts": Experts,
     "demo": Demo,
+    "reproduce": Reproduce,
     "zoo": Zoo,
     "studio": Studio,
     "bench": Bench,

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from recollect.errors import RecollectError
 
@@ -121,6 +122,27 @@ def unwritable(path: Path, error: OSError) -> RecollectError:
 
 def write_json(path: Path, value: object) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+
+
+def write_compact(path: Path, value: object) -> None:
+    """As result files are written: see `compact`."""
+    write_atomically(path, (compact(value) + "\n").encode())
+
+
+def compact(value: Any, margin: str = "\n") -> str:
+    """JSON in which only what holds other lists or objects is more than a line; numbers to six digits."""
+    if isinstance(value, float):
+        return json.dumps(float(f"{value:.6g}"))
+    if not isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    items = [*value.values()] if isinstance(value, dict) else [*value]
+    parts = [compact(item, margin + " ") for item in items]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(str(name))}: {part}" for name, part in zip(value, parts, strict=True)]
+    opening, closing, between = ("{", "}", ", ") if isinstance(value, dict) else ("[", "]", ",")
+    if any(isinstance(item, dict | list | tuple) and item for item in items):
+        opening, closing, between = f"{opening}{margin} ", margin + closing, f",{margin} "
+    return opening + between.join(parts) + closing
 
 
 def read_json(path: Path) -> dict:
