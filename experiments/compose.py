@@ -20,7 +20,7 @@ from recollect.config import preset
 from recollect.devices import find_device
 from recollect.reproduce import composing
 
-SOURCES = composing.SOURCES
+SOURCES = [*composing.SOURCES]
 NOT_SETTINGS = ("root", "out", "memories", "group", "together", "only")  # where and how, but not what
 
 

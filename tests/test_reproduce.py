@@ -285,7 +285,7 @@ def test_the_legs_are_those_of_the_memories_that_are_there():
         if path.stem in LEGS and path.stem != "cifar10-1":  # whose first legs were made before the script
             for leg, written in zip(LEGS[path.stem], read_json(path)["legs"], strict=False):
                 differs = {name for name, value in leg.items() if written["config"][name] != value}
-                assert not differs, path.stem
+                assert differs <= {"init"}, path.stem  # a leg that goes on from a memory begins with its bases
 
 
 def test_the_paper_s_tables_agree_with_each_other():
