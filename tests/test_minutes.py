@@ -62,9 +62,17 @@ def test_the_widest_network_of_which_enough_steps_fit(clock, config):
     assert afford(config, 2_500, clock.steps(by_width), lines.append).inner.network == "convnet:width=64"
     middle = afford(config, 600, clock.steps(by_width), lines.append)
     assert (middle.inner.network, middle.outer.objective, middle.inner.steps) == ("convnet:width=32", "unrolled", 40)
-    assert "too few steps fit of convnet (unrolled, 4 s a step), convnet:width=64" in lines[-1]
+    assert lines[-1] == "because it is the best of which enough outer steps fit"
     short = afford(config, 60, clock.steps(by_width), lines.append)
     assert (short.outer.objective, short.budget.real_per_class) == ("regression", 50)
+    assert lines[-1] == "because too few outer steps fit of convnet:width=32 (unrolled, 1 s a step)"
+
+
+def test_little_time_is_not_spent_on_costly_recipes(clock, config):
+    costs = {"regression": 1.0, "convnet:width=32": 20.0, "convnet:width=64": 200.0, "convnet": 1000.0}
+    by_name = lambda config: costs["regression" if config.outer.objective == "regression" else config.inner.network]  # noqa: E731
+    assert afford(config, 90, clock.steps(by_name), lambda line: None).outer.objective == "regression"
+    assert clock.now < 10
 
 
 @pytest.mark.parametrize("seconds", [120, 600, 3000])
@@ -78,7 +86,7 @@ def test_what_is_asked_for_by_name_stays(clock, config):
     asked = changed(config, network="convnet:width=64", inner_steps=20, window=20, init="unit")
     found = afford(asked, 6000, clock.steps(by_width), lambda line: None)
     assert (found.inner.network, found.inner.steps, found.memory.init) == ("convnet:width=64", 20, "unit")
-    assert afford(changed(config, inner_steps=20), 6000, clock.steps(by_width), print).inner.window == 20
+    assert afford(changed(config, inner_steps=20), 6000, clock.steps(by_width), print).inner.covered == 20
     pictures = changed(config, query="images")
     assert afford(pictures, 6000, clock.steps(by_width), lambda line: None).memory.init == "kaiming"
 

@@ -27,7 +27,7 @@ RECIPES: dict[str, tuple[tuple[dict[str, Any], int], ...]] = {
         ({"objective": "regression", "network": "convnet:width=32", "real_per_class": 50, "init": "samples"}, 1),
     ),
 }
-"""by device, the best first: settings, and how many outer steps they need to be worth it"""
+"""by device, the best first: settings, and how many outer steps they need to be worth it; each takes longer a step than the next"""
 
 
 CHOSEN = ("objective", "network", "inner_steps", "window", "inner_lr", "init", "real_per_class", "outer_steps")
@@ -43,7 +43,8 @@ class Steps(Protocol):
 def afford(
     config: DistillConfig, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
 ) -> DistillConfig:
-    """The config with the first recipe of which enough outer steps fit into so many seconds, and their number.
+    """The config with the best recipe of which enough outer steps fit into so many seconds, and their number. Cheap ones are timed
+    first, so that little time goes where there is little.
 
     Arguments:
         config: decided for its images; settings that differ from the defaults stay.
@@ -51,37 +52,49 @@ def afford(
         say: told in three lines what was chosen, and why.
     """
     seconds = distributed.current().first(seconds)
-    deadline, usual, found = _now() + seconds, DistillConfig(), None
-    tried = []
-    for recipe, enough in RECIPES[config.run.device.partition(":")[0]]:
-        own = {name: value for name, value in recipe.items() if setting(config, name) == setting(usual, name)}
-        if config.query.kind != "labels" or config.run.start:
-            own.pop("init", None)
-        found = changed(config, **own)
-        if found.inner.window and found.inner.window > found.inner.steps:
-            found = changed(found, window=found.inner.steps)
-        if found in [each for each, _ in tried]:
+    deadline, best, refused = _now() + seconds, None, None
+
+    def fit(each: float) -> float:
+        return (deadline - _now()) * MARGIN / each
+
+    for recipe, enough in reversed(RECIPES[config.run.device.partition(":")[0]]):
+        found = _beside(config, recipe)
+        if best and found == best[0]:
             continue
-        each = seconds_a_step(make(found), SHARE * seconds)
-        tried.append((found, each))
-        if (deadline - _now()) * MARGIN / each >= enough:
+        if best and fit(best[1]) < enough:  # of a costlier one even fewer
             break
-    assert found is not None
-    each, left = tried[-1][1], (deadline - _now()) * MARGIN
-    if left < each:
-        needed = (seconds - left + each) / 60
+        each = seconds_a_step(make(found), SHARE * seconds)
+        if best and fit(each) < enough:
+            refused = found, each
+            break
+        best = found, each
+    assert best is not None
+    found, each = best
+    if fit(each) < 1:
+        needed = (_now() - deadline + seconds + each) / 60
         raise RecollectError(f"minutes is {seconds / 60:.3g}, too few for one outer step here: give {needed * 1.2:.2g} or more")
-    found = changed(tried[-1][0], outer_steps=int(left / each))
+    found = changed(found, outer_steps=int(fit(each)))
     chosen = ", ".join(f"{name} {setting(found, name)}" for name in ("objective", "network", "inner_steps", "window"))
     say(f"{seconds / 60:.3g} minutes on {config.run.device}: {found.budget.outer_steps:,} outer steps of {each:.2g} s")
     say(f"chosen: {chosen}")
-    say(_why(tried))
+    say(_why(refused))
     return found
 
 
-def _why(tried: list[tuple[DistillConfig, float]]) -> str:
-    refused = [f"{config.inner.network} ({config.outer.objective}, {each:.2g} s a step)" for config, each in tried[:-1]]
-    return f"because too few steps fit of {', '.join(refused)}" if refused else "because enough steps fit of it"
+def _beside(config: DistillConfig, recipe: dict[str, Any]) -> DistillConfig:
+    """The config with what a recipe says of settings that nobody has asked for."""
+    usual = DistillConfig()
+    own = {name: value for name, value in recipe.items() if setting(config, name) == setting(usual, name)}
+    if config.query.kind != "labels" or config.run.start:
+        own.pop("init", None)
+    return changed(config, **own)
+
+
+def _why(refused: tuple[DistillConfig, float] | None) -> str:
+    if refused is None:
+        return "because it is the best of which enough outer steps fit"
+    config, each = refused
+    return f"because too few outer steps fit of {config.inner.network} ({config.outer.objective}, {each:.2g} s a step)"
 
 
 def _now() -> float:
