@@ -27,7 +27,7 @@ RECIPES: dict[str, tuple[tuple[dict[str, Any], int], ...]] = {
         ({"objective": "regression", "network": "convnet:width=32", "real_per_class": 50, "init": "samples"}, 1),
     ),
 }
-"""by device, the best first: settings, and how many outer steps they need to be worth it; each takes longer a step than the next"""
+"""by device, the best first and each costlier than the next: settings, and how many outer steps they need to be worth it"""
 
 
 CHOSEN = ("objective", "network", "inner_steps", "window", "inner_lr", "init", "real_per_class", "outer_steps")
@@ -43,8 +43,8 @@ class Steps(Protocol):
 def afford(
     config: DistillConfig, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
 ) -> DistillConfig:
-    """The config with the best recipe of which enough outer steps fit into so many seconds, and their number. Cheap ones are timed
-    first, so that little time goes where there is little.
+    """The config with the best recipe of which enough outer steps fit into so many seconds, and their number. Cheap recipes are
+    timed first: where time is short, little of it is spent on choosing.
 
     Arguments:
         config: decided for its images; settings that differ from the defaults stay.
