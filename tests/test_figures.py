@@ -643,3 +643,20 @@ def test_what_cannot_be_drawn_is_said(line, run, tmp_path, monkeypatch, capsys):
 def test_the_help_names_every_figure():
     help_text = Path(plot.__file__).read_text().split("class Plot:")[1].split("paths:")[0]
     assert set(figures.FIGURES) <= set(re.findall(r"[\w-]+", help_text))
+
+
+def test_names_in_any_script_find_a_font_or_it_is_said_once():
+    def drawn(name: str) -> Figure:
+        figure = Figure((3, 2))
+        axes = figure.subplots()
+        axes.set_xticks([0, 1], [name, "frog"])
+        return figure
+
+    figure = drawn("\N{LATIN SMALL LETTER D WITH PALATAL HOOK} cat")  # a letter of STIX alone, which comes with matplotlib
+    style.encoded(figure)
+    assert "STIXGeneral" in figure.axes[0].get_xticklabels()[0].get_fontfamily()
+    assert "STIXGeneral" not in figure.axes[0].get_xticklabels()[1].get_fontfamily()
+    nowhere = "\N{LINEAR B SYLLABLE B008 A}"
+    with pytest.warns(UserWarning, match=f"no installed font has {nowhere}"):
+        style.encoded(drawn(nowhere))
+    style.encoded(drawn(nowhere))  # once is enough

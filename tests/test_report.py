@@ -360,6 +360,8 @@ def test_in_chromium(tmp_path, scheme):
         opened.goto(path.resolve().as_uri())
         assert "Similarity of classes" in opened.inner_text("main")
         assert opened.evaluate("document.documentElement.scrollWidth") == 360
+        opened.set_viewport_size({"width": 390, "height": 844})
+        assert opened.evaluate("document.documentElement.scrollWidth") == 390
         broken = opened.locator("#environment th").evaluate_all(BROKEN)
         browser.close()
     assert broken == []

@@ -5,12 +5,16 @@ Figures are written here too, and the same figure is always the same bytes.
 
 import io
 import warnings
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, fontManager, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
 from recollect.errors import RecollectError
@@ -60,10 +64,43 @@ def encoded(figure: Figure, kind: str = "png", transparent: bool = False) -> byt
     buffer = io.BytesIO()
     metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():  # ticks are made while drawing
-        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a script that the font lacks is shown as boxes
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # of a letter that no font here has, which is said below
+        _find_letters(figure)
         _settle(figure)
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=metadata, transparent=transparent)
     return buffer.getvalue()
+
+
+def _find_letters(figure: Figure) -> None:
+    """Give names in any script the installed fonts that have their letters; what none has is shown as a box, and said once."""
+    ticks = [label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in axis.get_ticklabels()]
+    texts = [text for text in [*figure.findobj(Text), *ticks] if not text.get_text().isascii()]
+    families, lacking = _families("".join(sorted({letter for text in texts for letter in text.get_text()})))
+    for text in texts if families else ():
+        text.set_fontfamily([str(STYLE["font.family"]), *families])
+    if lacking and not lacking <= _SAID:
+        _SAID.update(lacking)
+        shown = "".join(sorted(lacking))[:20]
+        warnings.warn(f"no installed font has {shown}: figures show boxes (a font for any script: fonts-noto)", stacklevel=2)
+
+
+_SAID: set[str] = set()  # letters that no font has
+
+
+@cache
+def _families(letters: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Installed fonts for the letters that the usual one lacks, and those that none has."""
+    lacking = {letter for letter in letters if letter.isprintable() and not letter.isspace()}
+    lacking -= set(map(chr, get_font(findfont(str(STYLE["font.family"]))).get_charmap()))
+    found: list[str] = []
+    for entry in sorted(fontManager.ttflist, key=lambda entry: entry.name) if lacking else ():
+        if entry.name.startswith("Last Resort") or entry.style != "normal":  # the first has a box for everything
+            continue
+        with suppress(OSError, RuntimeError):
+            if has := lacking & set(map(chr, get_font(entry.fname).get_charmap())):
+                found.append(entry.name)
+                lacking -= has
+    return tuple(dict.fromkeys(found)), frozenset(lacking)
 
 
 def _settle(figure: Figure) -> None:
