@@ -176,6 +176,17 @@ def test_evaluate(call, run, toy_images):
     assert Memory.load(run / "memory.safetensors").header.accuracy == []  # not asked to --record
 
 
+def test_evaluate_beside_chosen_images(call, run):
+    call("evaluate", run, "--epochs", 1, "--networks", 1, "--baselines", "herding", "k-center", "--json", "here.json")
+    rows = json.loads(Path("here.json").read_text())["rows"]
+    assert [(row["name"], row["size"]) for row in rows][1:] == [
+        ("real images by herding", "192 numbers"),
+        ("real images by k-center", "192 numbers"),
+    ]
+    call("evaluate", run, "--epochs", 1, "--networks", 1, "--no-baselines", "--json", "here.json")
+    assert len(json.loads(Path("here.json").read_text())["rows"]) == 1
+
+
 def test_evaluate_records_in_the_header(call, run):
     options = ["--epochs", 1, "--networks", 2, "--no-baselines", "--json", "here.json"]
     before = Memory.load(run / "memory.safetensors")

@@ -9,8 +9,9 @@ from test_distillation import CONFIG, toy
 
 from recollect import Memory, Recipe, RecollectError, Split, distill, fast, load
 from recollect.config import changed, preset
+from recollect.coresets import herding, k_center
 from recollect.data.preprocess import Preprocess
-from recollect.evaluation import evaluate, full_data, random_real
+from recollect.evaluation import chosen_real, evaluate, full_data, random_real
 
 RECIPE = Recipe(network="mlp:width=8", epochs=6, batch=4, lr=0.05)
 
@@ -70,6 +71,44 @@ def test_random_real_draws_training_images_anew_for_each_network(monkeypatch):
             match = (training == picture).flatten(1).all(1).nonzero().flatten()
             assert images.train.labels[match[0]] == label
     assert not torch.equal(seen[0][0], seen[1][0])
+
+
+def test_herding_and_k_center_are_their_definitions():
+    """Against searches over all rows, written out; no row twice; never more than there are."""
+    features = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean, found = features.mean(0), []
+    for _ in range(6):
+        rest = [row for row in range(20) if row not in found]
+        found.append(min(rest, key=lambda row: float((features[[*found, row]].mean(0) - mean).norm())))
+    assert herding(features, 6).tolist() == found
+    assert sorted(herding(features, 30).tolist()) == sorted(k_center(features, 30).tolist()) == list(range(20))
+    centres = [min(range(20), key=lambda row: float((features[row] - mean).norm()))]
+    for _ in range(5):
+        centres.append(max(range(20), key=lambda row: float((features[row] - features[centres]).norm(dim=1).min())))
+    assert k_center(features, 6).tolist() == centres
+    assert (features[herding(features, 6)].mean(0) - mean).norm() < (features[k_center(features, 6)].mean(0) - mean).norm()
+
+
+@pytest.mark.parametrize("how", ["herding", "k-center"])
+def test_chosen_real_images_are_training_images_of_their_classes(how, monkeypatch):
+    """The same for all networks, by the features of one that has seen the training images and nothing else."""
+    images, preprocess, parts = toy(), Preprocess.fit(toy().train.images), []
+    module = sys.modules["recollect.evaluation"]
+    real = module.train
+    monkeypatch.setattr(module, "train", lambda net, given, *rest: (parts.extend(given), real(net, given, *rest))[1])
+    found = chosen_real(images, how, 2, preprocess, RECIPE, networks=3)
+    assert (found.name, len(found.values)) == (f"real images by {how}", 3)
+    training = preprocess(images.train.images)
+    for pictures, labels in parts:
+        assert torch.equal(pictures, parts[0][0])
+        assert torch.bincount(labels).tolist() == [2, 2, 2]
+        for picture, label in zip(pictures, labels, strict=True):
+            match = (training == picture).flatten(1).all(1).nonzero().flatten()
+            assert images.train.labels[match[0]] == label
+    poison = Split(torch.full((9, 1, 4, 4), float("nan")), torch.full((9,), 99))
+    again = chosen_real(replace(images, validation=poison), how, 2, preprocess, RECIPE, networks=3)
+    assert again.values == found.values
+    assert chosen_real(images, how, 2, preprocess, RECIPE, networks=3, seed=1).values != found.values
 
 
 def test_full_data_learns():

@@ -46,6 +46,7 @@ minutes: what fits into them
 own: what is given in Python, tried first
 distiller: its outer step
 distillation: Algorithm 1
+coresets: real images chosen by their features
 evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation

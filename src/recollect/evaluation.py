@@ -17,6 +17,7 @@ import torch
 
 from recollect import distributed, fast
 from recollect.config import Recipe, read_recipe
+from recollect.coresets import How, chosen
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.devices import find_device
@@ -181,6 +182,26 @@ def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: 
         return preprocess.on(device, split.images), split.labels
 
     return _measure("random real images", draw, images, preprocess, recipe, **options)
+
+
+def chosen_real(
+    images: Images,
+    how: How | Literal["random"],
+    per_class: int,
+    preprocess: Preprocess,
+    recipe: Recipe,
+    **options: Unpack[Options],
+) -> Evaluation:
+    """The baseline of the same floats: `per_class` training images of each class, at "random" (see `random_real`), or chosen by
+    "herding" or "k-center" of the features of a network that was trained briefly (coresets.py); then all networks have the same.
+    """
+    if how == "random":
+        return random_real(images, per_class, preprocess, recipe, **options)
+    device, seed = find_device(options.get("device", "auto")), options.get("seed", 0)
+    prepared, network = preprocess.on(device, images.train.images), options.get("network")
+    rows = chosen(images, prepared, how, per_class, recipe, network=network, seed=seed, device=device)
+    part = prepared[rows.to(device)], images.train.labels[rows]
+    return _measure(f"real images by {how}", lambda *_: part, images, preprocess, recipe, **options)
 
 
 def full_data(images: Images, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:

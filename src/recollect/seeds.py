@@ -22,6 +22,8 @@ class Purpose(IntEnum):
     """the training of an encoder before it is distilled with"""
     EXPERT = 5
     """experts: networks that are trained on real images, for trajectories to be matched to"""
+    FEATURES = 6
+    """the network by whose features real images are chosen, to compare with"""
     ANGLES = 40
     CLASS_ORDER = 41
     TASK_ROWS = 42

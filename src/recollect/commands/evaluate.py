@@ -37,8 +37,10 @@ class Evaluate(Files):
     """passes over the recalled images. Default: those of the memory's recipe"""
     on: Literal["test", "validation"] = "test"
     """split to report; choose settings on validation"""
+    baselines: tuple[Literal["random", "herding", "k-center"], ...] = ("random",)
+    """real images of the same floats to compare with: random ones, or those that herding or k-center of features choose"""
     no_baselines: bool = False
-    """leave out the networks that are trained on random real images of the same floats"""
+    """leave out the networks that are trained on random real images of the same floats, or on chosen ones"""
     full: int = 0
     """epochs of networks that are trained on all the data too; with 0 there are none"""
     record: bool = False
@@ -60,7 +62,7 @@ class Evaluate(Files):
             )
         with terminal.loading(path):
             memory, images = self._loaded(path)
-        from recollect.evaluation import evaluate, full_data, keep, memory_recipe, random_real
+        from recollect.evaluation import chosen_real, evaluate, full_data, keep, memory_recipe
         from recollect.nets import constructor
 
         recipe = memory_recipe(memory)
@@ -76,7 +78,8 @@ class Evaluate(Files):
         recipes = [dataclasses.replace(recipe, network=name) for name in names]
 
         ranks = self._met(path, images, options | {"recipe": dataclasses.asdict(recipe), "architectures": names})
-        rows_in_all = len(names) * (1 if self.no_baselines else 2) + (self.full > 0)
+        baselines = () if self.no_baselines else self.baselines
+        rows_in_all = len(names) * (1 + len(baselines)) + (self.full > 0)
         rows: list[tuple[Any, str]] = []
 
         def measure(name: str, numbers: int, how: Callable[..., Any], *of: Any, **more: Any) -> None:
@@ -86,9 +89,10 @@ class Evaluate(Files):
         for each in recipes:
             measure("memory", memory.floats, evaluate, memory, images, recipe=each)
         found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
-        for each in [] if self.no_baselines else recipes:
+        for how in baselines:
             size = per_class * images.classes * images.train.images[0].numel()
-            measure("random real images", size, random_real, images, per_class, preprocess, each)
+            for each in recipes:
+                measure(f"{how} real images", size, chosen_real, images, how, per_class, preprocess, each)
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
             measure("all the data", images.train.images.numel(), full_data, images, preprocess, whole)
