@@ -362,6 +362,8 @@ def test_in_chromium(tmp_path, scheme):
         assert opened.evaluate("document.documentElement.scrollWidth") == 360
         opened.set_viewport_size({"width": 390, "height": 844})
         assert opened.evaluate("document.documentElement.scrollWidth") == 390
+        tables = opened.locator("#accuracy .scroll, #cost .scroll, #environment .scroll")
+        assert all(tables.evaluate_all("all => all.map(each => each.scrollWidth <= each.clientWidth)"))
         broken = opened.locator("#environment th").evaluate_all(BROKEN)
         browser.close()
     assert broken == []
