@@ -344,7 +344,7 @@ def test_ctrl_c_tells_how_to_go_on(call, toy_npz, monkeypatch):
         (["--learners", "ours"], "unknown learner 'ours'"),
         (["--learners", "er", "--tasks", 10], "a buffer of 9 images cannot serve 10 tasks"),
         (["--kind", "permutations"], "kind is permutations, but rotations is a stream of rotations: name another stream"),
-        (["--seeds", 0], "seeds is 0: give 1 or more"),
+        (["--seeds", 0], "seeds is 0: give 1 to 10,000"),
         (["--workers", 0], "workers is 0: give 1 or more"),
         (["--together", 0], "together is 0: give 1 or more"),
         (["--kept-downsample", 9], "kept_downsample is 9 for images of 8x8: give 1 to 8"),

@@ -163,7 +163,7 @@ class Classifier:
         try:
             return Classifier._load(path)
         except RecollectError as error:  # one line that names the file, whatever in it is wrong
-            text = str(error).replace("\n", " ")
+            text = str(error)
             raise RecollectError(text if str(path) in text else f"{path}: {text}") from None
 
     @staticmethod

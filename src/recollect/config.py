@@ -402,6 +402,7 @@ LEAST = {
 """of every setting that is counted or may be 0"""
 MOST, MOST_SEED, MOST_FLOAT = 2**31 - 1, 2**63 - 1, 10**300
 """of every setting that is counted; of a seed; of a whole number that stands for a float"""
+PLAIN = (str, bool, int, float, list, dict, tuple, type(None))
 RATES = ("lr", "minutes", "inner_lr", "outer_lr", "encoder_lr", "baseline_lr", "agem_lr", "data_lr")
 DECAYS = ("momentum", "inner_momentum", "outer_momentum", "ema")
 
@@ -411,10 +412,12 @@ def check_values(config: Any) -> None:
     for name, (_, hint) in settings(type(config)).items():
         value: Any = setting(config, name)
         if value is None:
+            if not fits(value, hint):
+                raise RecollectError(f"{name} cannot be None")
             continue
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             raise unknown(name, value, typing.get_args(hint))
-        if type(value) in (str, list, dict, tuple) and not fits(value, hint):
+        if type(value) in PLAIN and not fits(value, hint):  # numbers of other makers, as numpy's, pass
             raise RecollectError(f"{name} cannot be {f'{value!r:.60}'}")
         most = MOST_SEED if name == "seed" else MOST
         if name in LEAST and not LEAST[name] <= value < float("inf"):  # which NaN is not, either

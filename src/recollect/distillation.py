@@ -35,6 +35,7 @@ from recollect.runs import (
     check_same,
     check_threads,
     load_checkpoint,
+    own,
     restoring,
     save_checkpoint,
 )
@@ -206,7 +207,7 @@ def _perform(
     def record(line: dict[str, Any]) -> None:
         folder.log(line)
         if config.run.keep_every and state.step % config.run.keep_every == 0:
-            distiller.memory(state).save(folder.kept(state.step))
+            distiller.memory(state).save(own(folder.kept(state.step)))
         progress(line)
 
     def save() -> None:
@@ -222,7 +223,7 @@ def _perform(
             save()  # what all of them have done
             raise
         save()
-    distiller.memory(state).save(folder.memory_path)
+    distiller.memory(state).save(own(folder.memory_path))
     if trouble:
         raise RecollectError(f"{trouble}. The last good memory is {folder.memory_path}")
     if state.step < config.budget.outer_steps:

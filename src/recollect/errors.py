@@ -5,7 +5,10 @@ from collections.abc import Iterable
 
 
 class RecollectError(ValueError):
-    """Something the user gave cannot be used; the message says what, and what to do instead."""
+    """Something the user gave cannot be used; the message says what, and what to do instead, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.splitlines()))  # what it quotes may have more
 
 
 def unknown(kind: str, name: object, known: Iterable[object], remedy: str = "") -> RecollectError:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 
 from recollect import distributed, fast
-from recollect.config import Recipe, read_recipe
+from recollect.config import Recipe, fits, read_recipe
 from recollect.coresets import How, chosen
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
@@ -31,8 +31,18 @@ from recollect.nets import Constructor, Network
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import Part, Progress, accuracy, train
 
+MOST_NETWORKS = 10_000  # of one evaluation
 On = Literal["test", "validation"]
 FOLDER = "evaluations"  # beside a memory
+
+
+class _Written(TypedDict):
+    name: str
+    network: str
+    values: list[float]
+    on: str
+    protocol: str
+    seconds: float
 
 
 class Options(TypedDict, total=False):
@@ -87,11 +97,13 @@ class Evaluation:
         return asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
 
     @staticmethod
-    def from_json(written: dict[str, Any]) -> "Evaluation":
-        """What `to_json` wrote."""
-        kept: dict[str, Any] = {field.name: written[field.name] for field in fields(Evaluation)}
-        kept["values"] = tuple(kept["values"])
-        return Evaluation(**kept)
+    def from_json(written: dict[str, Any], where: object = "the evaluation") -> "Evaluation":
+        """What to_json gave, of the right types."""
+        kept = {field.name: written.get(field.name) for field in fields(Evaluation)}
+        values = kept["values"]
+        if not fits(kept, _Written) or None in kept.values() or not values or not all(0 <= value <= 100 for value in values):
+            raise RecollectError(f"{where} is no evaluation of ours: delete it, and evaluate again")
+        return Evaluation(**cast(Any, kept | {"values": tuple(values)}))
 
     def entry(self) -> dict[str, Any]:
         """As it stands in a memory's header: no times, so that the same run gives the same file."""
@@ -227,8 +239,8 @@ def _measure(
     progress: Callable[[Progress], None] | None = None,
 ) -> Evaluation:
     """Train one network on each source(seed, number), and judge it."""
-    if networks < 1:
-        raise RecollectError(f"number of networks is {networks}: give 1 or more")
+    if not 1 <= networks <= MOST_NETWORKS:
+        raise RecollectError(f"number of networks is {networks}: give 1 to {MOST_NETWORKS:,}")
     if on not in ("test", "validation"):
         raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
     began = time.perf_counter()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
-from recollect.files import write_atomically
+from recollect.files import write_through
 from recollect.memory import Memory, Query
 from recollect.show.pictures import png, to_pixels
 
@@ -27,7 +27,7 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
     files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, *memory.recall(query))
     try:
         for name, data in files.items():
-            write_atomically(out / name, data)
+            write_through(out / name, data)
     except RecollectError:
         shutil.rmtree(out, ignore_errors=True)
         raise

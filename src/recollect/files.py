@@ -16,6 +16,7 @@ from typing import Any
 
 from recollect.errors import RecollectError
 
+MOST_DEPTH = 100  # of JSON
 LOCK = ".lock"  # in a folder that is held: by whom
 
 
@@ -154,7 +155,18 @@ def read_json(path: Path) -> dict:
         raise RecollectError(f"{path} is not a readable JSON file: {error}") from None
     if not isinstance(value, dict):
         raise RecollectError(f"{path} holds {type(value).__name__}, not a JSON object")
+    if is_deep(value):
+        raise RecollectError(f"{path} is JSON of more than {MOST_DEPTH} levels, and no file of ours")
     return value
+
+
+def is_deep(value: object) -> bool:
+    """Whether lists and objects are nested beyond what any of ours is; without recursion, which has its own limit."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [child for each in inside for child in each]
+    return bool(level)
 
 
 def sha256(*parts: bytes) -> str:

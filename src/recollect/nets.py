@@ -160,15 +160,28 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def shapes(network: "str | Constructor", shape: Shape, classes: int) -> dict[str, torch.Size]:
-    """Of the parameters that a network has; none is made, whatever size a damaged file asks for."""
+    """Of the parameters that a network has. None is made, whatever size a damaged file asks for: what its parameters would
+    take, and its largest map of one image, is known before."""
     what = f"network '{network if isinstance(network, str) else 'custom'}' for {classes:,} classes of {list(shape)}"
     try:
         with torch.device("meta"):
-            found = {name: p.shape for name, p in constructor(network)(shape, classes).named_parameters()}
+            module = constructor(network)(shape, classes)
+            found = {name: p.shape for name, p in module.named_parameters()}
+            limits.check(what, 4 * sum(size.numel() for size in found.values()))
+            largest = _largest_map(module, torch.empty(1, *shape)) if isinstance(network, str) else 0
     except RuntimeError as error:  # more numbers than can be counted
         raise RecollectError(f"{what} cannot be made ({str(error).splitlines()[0]}): give a smaller one") from None
-    limits.check(what, 4 * sum(size.numel() for size in found.values()))
+    limits.check(f"an image in {what}", 4 * largest)
     return found
+
+
+def _largest_map(module: nn.Module, image: Tensor) -> int:
+    """Numbers in the largest output of any layer."""
+    seen = [0]
+    for layer in module.modules():
+        layer.register_forward_hook(lambda _, given, out: seen.append(out.numel()))
+    module(image)
+    return max(seen)
 
 
 def views(vector: Tensor, shapes: dict[str, torch.Size]) -> Params:

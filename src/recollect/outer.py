@@ -80,7 +80,8 @@ def check_numbers(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_like(theirs: object, mine: Tensor) -> None:
-    if not (isinstance(theirs, Tensor) and theirs.shape == mine.shape and theirs.dtype == mine.dtype):
+    plain = theirs if isinstance(theirs, Tensor) and theirs.layout == torch.strided else None
+    if plain is None or plain.shape != mine.shape or plain.dtype != mine.dtype:
         raise TypeError(f"a tensor like {list(mine.shape)} is expected")
 
 
@@ -94,7 +95,8 @@ def _load_optimiser(optimiser: torch.optim.Optimizer, learned: Sequence[Tensor],
         for name in names:
             if name != "momentum_buffer" or kept[name] is not None:
                 _check_like(kept[name], torch.zeros(()) if name == "step" else learned[place])
-    optimiser.load_state_dict({"state": saved, "param_groups": optimiser.state_dict()["param_groups"]})
+    own = {place: {n: v.clone() if isinstance(v, Tensor) else v for n, v in kept.items()} for place, kept in saved.items()}
+    optimiser.load_state_dict({"state": own, "param_groups": optimiser.state_dict()["param_groups"]})
 
 
 def begin(

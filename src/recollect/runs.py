@@ -28,7 +28,9 @@ from typing import Any, TypedDict
 import torch
 
 import recollect
+from recollect import limits
 from recollect.config import fits, renewed, to_json
+from recollect.data.pickles import PickleError, check_torch
 from recollect.errors import RecollectError, unknown
 from recollect.files import held, read_json, sha256, unwritable, write_atomically, write_json
 
@@ -164,6 +166,14 @@ class Run:
         write_atomically(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
+def own(path: Path) -> Path:
+    """A place in a run's folder for what is written where its path leads: a link there, which whoever made the folder may have
+    put, gives way."""
+    if path.is_symlink():
+        path.unlink()
+    return path
+
+
 def check_same(where: Path, begun: dict[str, Any], config: Any, **others: Any) -> None:
     """Refuse a config, or other settings, than what was begun with. What was not written is younger, and had its default."""
     known = to_json(type(config)()) | renewed(begun)
@@ -236,10 +246,10 @@ def _read_checkpoint(path: Path, parts: dict[str, type]) -> dict[str, Any]:
             mark, _, data = data.partition(b"\n")
             if mark != MARK + sha256(data).encode():
                 raise _Damaged("its checksum does not match")
-        elif zipfile.ZipFile(io.BytesIO(data)).testzip():  # 0.1's: torch does not look at the archive's own checksums
-            raise _Damaged("a part of it is damaged")
-        found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+        elif not data.startswith(b"PK"):
+            raise _Damaged("it is no whole checkpoint")
+        found = torch.load(_repacked(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, PickleError):
         raise _Damaged("it holds other things than tensors, numbers and words") from None
     except OSError as error:
         raise _Damaged(error.strerror or "no file") from None
@@ -248,6 +258,24 @@ def _read_checkpoint(path: Path, parts: dict[str, type]) -> dict[str, Any]:
     for part, kind in parts.items():
         if not (isinstance(found, dict) and isinstance(found.get(part), kind)):
             raise _Damaged(f"it has no '{part}' of type {kind.__name__}")
+    return found
+
+
+def _repacked(data: bytes) -> io.BytesIO:
+    """What torch gets to read: an archive of ours, with the parts that match their checksums, and a program that makes nothing
+    but tensors and plain values. Its own reader looks at neither. (The only checksums of 0.1 are the archive's.)"""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as whole, zipfile.ZipFile(found, "w") as parts:
+        names = {part.filename for part in whole.infolist()}
+        limits.check("it", sum(part.file_size for part in whole.infolist()), len(data))
+        for part in whole.infolist():
+            content = whole.read(part)
+            if part.filename.endswith(".pkl"):
+                check_torch(content)
+            parts.writestr(part.filename, content)
+    if len(names) < len(parts.infolist()):
+        raise _Damaged("it has two parts of one name")
+    found.seek(0)
     return found
 
 

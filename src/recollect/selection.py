@@ -97,9 +97,10 @@ def select(
         except Stopped as stopped:  # of a value's run; it is the selection that goes on
             raise Stopped(stopped.signal, begun.folder, stopped.args[2]) from None
         finally:
-            results = [read_json(file) for file in takewhile(Path.is_file, files)]
+            found = [(file, read_json(file)) for file in takewhile(Path.is_file, files)]
+            results = [each for _, each in found]
             write_json(begun.folder / FILE, settings | {"results": results})
-    return Selection(field, values[: len(results)], list(map(Evaluation.from_json, results)))
+    return Selection(field, values[: len(results)], [Evaluation.from_json(each, file) for file, each in found])
 
 
 def _checked(config: DistillConfig, field: str, values: list[Any], images: Images) -> list[Any]:

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from recollect.errors import RecollectError
-from recollect.files import sha256, write_atomically
+from recollect.files import MOST_DEPTH, is_deep, sha256, write_through
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-MOST_DEPTH = 100  # of a header's JSON
 
 
 class TensorInfo(NamedTuple):
@@ -70,7 +67,7 @@ class Kind:
             raise self.damaged(where, "its header is not JSON") from None
         if not isinstance(fields, dict):
             raise self.damaged(where, "its header is not a JSON object")
-        if _is_deep(fields):
+        if is_deep(fields):
             raise self.damaged(where, f"its header is JSON of more than {MOST_DEPTH} levels")
         version = fields.get("format")
         if type(version) is int and version > self.format:
@@ -91,19 +88,10 @@ class Kind:
             raise self.damaged(path, f"its tensors cannot be read: {error}") from None
 
     def write(self, path: Path, header: str, tensors: "dict[str, Tensor]") -> None:
-        """Atomically."""
+        """Atomically, where the path leads."""
         import safetensors.torch
 
-        write_atomically(path, safetensors.torch.save(tensors, {self.key: header}))
-
-
-def _is_deep(value: object) -> bool:
-    """Whether lists and objects are nested beyond what any of ours is; without recursion, which has its own limit."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [child for each in inside for child in each]
-    return bool(level)
+        write_through(path, safetensors.torch.save(tensors, {self.key: header}))
 
 
 def plain(tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":

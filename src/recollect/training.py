@@ -7,6 +7,7 @@ steps see lies on the device, where a counter says which comes next: the host on
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from recollect import fast
 from recollect.config import Recipe, check_values
 from recollect.data import augment
+from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import captured, precision
 from recollect.fast.flat import Flat
@@ -69,7 +71,7 @@ def train(
     flat, used = fast.passes(network, device, compute, half=False)
     plan, trained = None, {}
     often = math.ceil(recipe.epochs / MOST_REPORTS)
-    with torch.cuda.device(device) if device.startswith("cuda") else threads_for(network):
+    with _room_for(network, recipe), torch.cuda.device(device) if device.startswith("cuda") else threads_for(network):
         for group in _groups(flat, parts, recipe.batch, device):
             mine = [parts[number] for number in group]
             if plan is None or plan.images.shape != (len(mine), *mine[0][0].shape):
@@ -84,6 +86,21 @@ def train(
                     raise Cancelled
             trained.update(zip(group, plan.params(), strict=True))
     return [trained[number] for number in range(len(parts))]
+
+
+@contextmanager
+def _room_for(network: Network, recipe: Recipe) -> Iterator[None]:
+    """An allocator's words, where a step does not fit into memory, become ours."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            shape = "x".join(map(str, network.shape))
+            raise RecollectError(
+                f"no room for a step of {recipe.network} on images of {shape}: give a smaller batch than {recipe.batch}, or a "
+                "smaller network"
+            ) from error
+        raise
 
 
 def _groups(flat: Flat, parts: list[Part], batch: int, device: str) -> list[list[int]]:

@@ -51,9 +51,10 @@ class Resume:
         if kind == "continual":
             config = from_json(ContinualConfig, settings["config"], self.run)
             data |= {"root": str(self.root)} if self.root else {}
-            if not fits(settings["how"], _How):
+            how = settings["how"]
+            if not fits(how, _How) or not {"seeds", "learners"} <= how.keys() <= _How.__annotations__.keys():
                 raise RecollectError(f"{begun.config_path} has a 'how' that is none: restore it, or start another run")
-            return run_stream(settings["stream"], config, data, settings["how"], self.run, self.quiet)
+            return run_stream(settings["stream"], config, data, how, self.run, self.quiet)
         for name in ("network", "objective", "query", "loss", "augment", "outer_optimiser", "pool"):
             given = settings["distill"].get(name)
             if isinstance(given, str) and given.startswith("custom "):

@@ -38,8 +38,9 @@ from recollect.files import LOCK, read_json, sha256, write_atomically, write_jso
 from recollect.jobs import Executor, Job, Processes, Tell
 from recollect.memory import Memory
 from recollect.nets import Network
-from recollect.runs import Run, check_threads, environment, load_checkpoint, previous, restoring, save_checkpoint
+from recollect.runs import Run, check_threads, environment, load_checkpoint, own, previous, restoring, save_checkpoint
 
+MOST = 10_000  # seeds, processes, tasks side by side
 OURS = ("compress", "union")  # learners that need memories
 
 
@@ -115,8 +116,8 @@ def run(
     learners = list(dict.fromkeys(learners))
     check_learners(learners)
     for what, value in (("seeds", seeds), ("workers", workers), ("together", together)):
-        if value is not None and value < 1:
-            raise RecollectError(f"{what} is {value}: give 1 or more")
+        if value is not None and not 1 <= value <= MOST:
+            raise RecollectError(f"{what} is {value}: give 1 to {MOST:,}")
     setting = Setting(images, config, Path(out), find_device(device))
     fast.check(config.compute, setting.device)
     stream, needs_memories = Stream(images, config), bool({*OURS} & {*learners})
@@ -255,7 +256,7 @@ def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell
     for task, memory, buffer in zip(tasks, compressor.memories(), compressor.buffers, strict=True):
         told = {"tasks_side_by_side": len(tasks), "seconds_of_all": round(seconds, 2), "log": buffer.log}
         write_json(setting.account(seed, task), told)
-        memory.save(setting.memory(seed, task))
+        memory.save(own(setting.memory(seed, task)))
     for path in (previous(checkpoint), checkpoint):
         path.unlink(missing_ok=True)
 

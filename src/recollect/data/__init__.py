@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch.nn.functional as F
 
+from recollect import limits
 from recollect.data import pictures, readers
 from recollect.data.images import Images, Parts, Split, make_images
 from recollect.errors import RecollectError, unknown
 
 __all__ = ["Images", "Split", "load"]
 
+MOST_SIZE = 65536  # pixels on a side that images are resized to
 DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs, as dataset-fashion-mnist does
 
 
@@ -94,8 +96,8 @@ def load(
         >>> recollect.load("digits", classes=["3", "8"])
         Images(digits: 2 classes of 1x8x8; 256 train, 29 validation, 72 test)
     """
-    if size is not None and size < 1:
-        raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 or more")
+    if size is not None and not 1 <= size <= MOST_SIZE:
+        raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 to {MOST_SIZE:,}")
     name, parts = _read(name_or_path, root, size)
     if size is not None:
         parts = replace(parts, splits={part: _resized(split, size) for part, split in parts.splits.items()})
@@ -172,4 +174,5 @@ def _owners(folder: Path) -> list[str]:
 def _resized(split: Split, size: int) -> Split:
     if len(split) == 0 or split.images.shape[2:] == (size, size):
         return split
+    limits.check(f"{len(split):,} images of {size}x{size}", len(split) * split.images.shape[1] * size**2, split.images.nbytes)
     return Split(F.interpolate(split.images, (size, size), mode="bilinear", antialias=True), split.labels)

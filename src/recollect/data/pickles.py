@@ -22,10 +22,16 @@ class PickleError(ValueError):
 
 def unpickle(raw: bytes) -> dict[str, Any]:
     """A pickled dict of arrays, numbers, strings and lists; its keys as str. Other bytes raise almost any exception."""
-    found = _Machine(len(raw)).run(raw)
+    found = _Machine(len(raw), _STAND_INS.get).run(raw)
     if not isinstance(found, dict):
         raise PickleError(f"it holds a {type(found).__name__} instead of a dict")
     return {text(key): value.array if isinstance(value, _Array) else value for key, value in found.items()}
+
+
+def check_torch(raw: bytes) -> None:
+    """Refuse a program that torch need not run to make tensors, numbers, strings and containers of them. Its own reader
+    hashes keys of any kind, and can be led beyond the end of the stack."""
+    _Machine(len(raw), _for_torch).run(raw)
 
 
 def text(value: object) -> str:
@@ -35,7 +41,8 @@ def text(value: object) -> str:
 class _Machine:
     """A stack of values, and a memo of those that are named again."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, named: "Callable[[str], Callable[..., object] | None]") -> None:
+        self.named = named
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.left = 2 * most  # bytes that strings may become: an array is in its file once, and made twice at most
@@ -98,17 +105,25 @@ class _Machine:
         self.stack.append(self.memo[number])
 
     def name(self, module: str, name: str) -> None:
-        if f"{module}.{name}" not in _STAND_INS:
+        found = self.named(f"{module}.{name}")
+        if found is None:
             raise PickleError(f"it asks for {module}.{name}, which no dataset needs")
-        self.stack.append(_STAND_INS[f"{module}.{name}"])
+        self.stack.append(_Name(found))
 
     def call(self) -> None:
         arguments, function = self.pop(tuple), self.pop()
-        if function not in _STAND_INS.values():
+        if not isinstance(function, _Name):
             raise PickleError(f"a {type(function).__name__} is called")
-        self.stack.append(function(*arguments))
+        self.stack.append(function.leads_to(*arguments))
         if isinstance(self.stack[-1], bytes):
             self._account(self.stack[-1])
+
+    def stored(self) -> None:
+        """A storage, which lies beside the program of torch's archives; other pickles have none."""
+        self.pop(tuple)
+        if self.named is not _for_torch:
+            raise PickleError("no dataset needs the instruction BINPERSID")
+        self.stack.append(_Tensor())
 
     def build(self) -> None:
         state, built = self.pop(tuple), self.top(_Array | _Dtype)
@@ -120,6 +135,13 @@ class _Machine:
         self.left -= made.nbytes if isinstance(made, np.ndarray) else len(made)
         if self.left < 0:
             raise PickleError("it makes more bytes than it has")
+
+
+class _Name:
+    """A name that the program asked for, and what it leads to here."""
+
+    def __init__(self, leads_to: Callable[..., object]) -> None:
+        self.leads_to = leads_to
 
 
 class _Dtype:
@@ -140,7 +162,7 @@ class _Array:
     """What a pickled array becomes: built from its bytes, which the shape has to fit."""
 
     def __init__(self, kind: object, shape: object, code: object) -> None:
-        if kind is not _uncallable or shape != (0,) or code not in ("b", b"b"):
+        if not (isinstance(kind, _Name) and kind.leads_to is _uncallable) or shape != (0,) or code not in ("b", b"b"):
             raise PickleError("_reconstruct is only for an empty ndarray")
         self.array = np.empty(0, np.uint8)
 
@@ -168,6 +190,26 @@ _STAND_INS: dict[str, Callable[..., object]] = {
     "numpy.dtype": _Dtype,
     "_codecs.encode": _encode,
 }
+
+
+class _Tensor:
+    """Stands for what torch makes: a tensor, a storage, an empty OrderedDict."""
+
+    def __init__(self, *_: object) -> None: ...
+
+
+def _ordered(*given: object) -> object:
+    if given:
+        raise PickleError("an OrderedDict is only for nothing")
+    return _Tensor()
+
+
+def _for_torch(name: str) -> Callable[..., object] | None:
+    is_known = name in _OF_TORCH or re.fullmatch(r"torch\.\w*Storage", name)
+    return _ordered if name == "collections.OrderedDict" else _Tensor if is_known else None
+
+
+_OF_TORCH = ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter", "torch.Size", "torch.device")
 _CONSTANTS = {
     *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
     *("SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
@@ -195,6 +237,7 @@ _DOES: dict[str, Callable[[_Machine, Any], None]] = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _Machine.get),
     "GLOBAL": lambda m, name: m.name(*name.split(" ", 1)),
     "STACK_GLOBAL": lambda m, _: m.name(*[m.pop(str), m.pop(str)][::-1]),
+    "BINPERSID": lambda m, _: m.stored(),
     "REDUCE": lambda m, _: m.call(),
     "BUILD": lambda m, _: m.build(),
 }

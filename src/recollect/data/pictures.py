@@ -191,5 +191,6 @@ def pixels_of(name: str, picture: "Image | None", size: int | None, mode: str | 
         picture = picture.convert("RGBA")
     picture = picture.convert(mode or own)
     if size is not None:
+        limits.check(f"{name}: {size}x{size} pixels", PIXEL_BYTES * size**2)
         picture = picture.resize((size, size), Image.Resampling.BILINEAR)
     return np.atleast_3d(np.asarray(picture)).transpose(2, 0, 1)

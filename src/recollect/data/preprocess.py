@@ -160,7 +160,7 @@ class Preprocess:
             if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise RecollectError(f"preprocessing {header!r} is damaged: mean, std and zca are expected") from None
+            raise RecollectError(f"preprocessing {f'{header!r:.300}'} is damaged: mean, std and zca are expected") from None
         if name is not None and pixels is not None and not os.path.isfile(folder / name):
             return _again(Preprocess(mean, std), pixels, name)
         return Preprocess(mean, std, None if name is None else _load_zca(folder, name))

@@ -29,7 +29,7 @@ FIGURES: dict[str, tuple[str, Callable[[list[Source], Query], Figure]]] = {
     "number-of-bases": ("points", lambda sources, _: number_of_bases(_ours(sources))),
     "inner-steps": ("points", lambda sources, _: inner_steps(_ours(sources))),
     "budget": ("points", lambda sources, _: budget([point for source in sources for point in _own_network(source)])),
-    "architectures": ("points", lambda sources, _: architectures([p for s in sources for p in s.points if p.name == OURS])),
+    "architectures": ("points", lambda sources, _: architectures(_of_memories(sources))),
     "selection": ("selection", lambda sources, _: selection_figure(cast(Selection, _one(sources).selection))),
     "continual": ("matrix", lambda sources, _: accuracy_matrix(_one(sources).matrix or [], sources[0].matrix_of)),
 }
@@ -93,6 +93,13 @@ def _own_network(source: Source) -> list[Measured]:
     if not any(point.name == OURS for point in found):
         remedy = "recollect evaluate it without --architectures"
         raise RecollectError(f"{source.path} has no accuracy of the network it was distilled with: {remedy}")
+    return found
+
+
+def _of_memories(sources: list[Source]) -> list[Measured]:
+    found = [point for source in sources for point in source.points if point.name == OURS]
+    if not found:
+        raise RecollectError(f"{sources[0].path} has no accuracy of a memory, only of others: recollect evaluate it")
     return found
 
 

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import NullLocator
 
 from recollect.errors import RecollectError
-from recollect.files import write_atomically
+from recollect.files import write_through
 
 INK, QUIET, GRID, PAPER_WHITE = "#222222", "#767676", "#d9d9d9", "#ffffff"
 BLUE, VERMILION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"  # of Okabe and Ito
@@ -122,7 +122,7 @@ def on_dark(svg: bytes) -> bytes:
 
 def save(figure: Figure, path: Path) -> None:
     """As PNG or SVG, by the path's ending; atomically."""
-    write_atomically(path, encoded(figure, kind_of(path)))
+    write_through(path, encoded(figure, kind_of(path)))
 
 
 def kind_of(path: Path) -> str:

@@ -73,6 +73,13 @@ def _file(media: str, schema: dict[str, str] = BINARY) -> dict[str, Any]:
     return {"response_class": Response, "responses": {200: {"content": {media: {"schema": schema}}}}}
 
 
+class Plain(JSONResponse):
+    """JSON of ASCII: what files call things may hold half characters, which UTF-8 does not have."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
 def create_app(shelf: Shelf, host: str = "127.0.0.1", token: str | None = None) -> FastAPI:
     """The studio of these memories, as an ASGI application; with a token, for those alone who have it."""
     jobs = Jobs(shelf)
@@ -82,7 +89,9 @@ def create_app(shelf: Shelf, host: str = "127.0.0.1", token: str | None = None) 
         yield
         jobs.close()
 
-    app = FastAPI(title="recollect studio", docs_url=None, redoc_url=None, lifespan=lifespan, responses=ERRORS)
+    app = FastAPI(
+        title="recollect studio", docs_url=None, redoc_url=None, lifespan=lifespan, responses=ERRORS, default_response_class=Plain
+    )
     app.state.jobs = jobs
     app.add_middleware(Guard, host=host, token=token)
     _errors(app, shelf)

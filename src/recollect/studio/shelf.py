@@ -32,6 +32,8 @@ from recollect.show.sources import OURS, Measured, of_memory
 OWN = Path("memories")  # the project's own, looked for where the studio is started
 MOST_NUMBERS = 2**25  # sent to a browser or recalled at once: 134 MB of floats
 
+AT_ONCE = 8  # single pictures that a server may have to recall beside each other
+
 Choice = tuple[int, int]
 """a class: the number of its memory on the shelf, and its label there"""
 
@@ -87,6 +89,7 @@ class Entry:
         pictures = self.pictures()
         if len(coefficients) != len(pictures) - 1:
             raise RecollectError(f"{len(coefficients)} coefficients for {len(pictures) - 1} bases: give one for each")
+        self._check(AT_ONCE * math.prod(self.memory.image_shape))
         mixing = torch.tensor([*coefficients, 1.0])[None, None]  # [r = 1, d_y = 1, K + 1]
         image = recall_images(pictures, mixing, torch.ones(1, 1), self.memory.image_shape[1:])[0]
         shown = image if len(image) == 3 else image[:1]
