@@ -180,7 +180,23 @@ def test_tasks_that_are_not_alike_cannot_be_stacked(toy_images):
         Compressor(stream, SPLIT, [0, 1])
 
 
-@pytest.mark.parametrize("config", [CONFIG, SAMPLES], ids=["random", "samples"])
+OTHERS = {name: changed(CONFIG, objective=name) for name in ("regression", "gradients", "distributions")}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_task_has_an_objective_of_its_own(toy_images, name):
+    """Its memory is the same whoever is beside it, and another than the unroll's; a batch may lack a class."""
+    config = changed(OTHERS[name], outer_lr=0.1)
+    together = distilled(toy_images, config, [0, 1, 2])
+    backwards = [distilled(toy_images, config, [task])[0] for task in (2, 1, 0)][::-1]
+    for one, other in zip(together, backwards, strict=True):
+        assert_close(one, other, rtol=0, atol=0)
+    assert not torch.allclose(together[0].bases, distilled(toy_images, changed(config, objective="unrolled"), [0])[0].bases)
+    few = changed(config, batch=1, replay=0)  # images of one class
+    assert all(memory.bases.isfinite().all() and memory.header.made["skipped"] == 0 for memory in distilled(toy_images, few, [0]))
+
+
+@pytest.mark.parametrize("config", [CONFIG, SAMPLES, *OTHERS.values()], ids=["random", "samples", *OTHERS])
 def test_a_checkpoint_goes_on_to_the_same_bytes(toy_images, tmp_path, config):
     whole = distilled(toy_images, config, [0, 2])
     stream = Stream(toy_images, config, 1)
@@ -240,7 +256,7 @@ def test_samples_go_when_a_memory_that_is_not_distilled_is_there(toy_images):
 
 def real(compressor: Compressor, batch):
     labels = torch.arange(compressor.classes).repeat_interleave(compressor.matrices)
-    return compressor._drawn(batch, compressor.reservoirs[0], labels)[0]
+    return compressor._drawn(0, batch, labels)[0]
 
 
 def test_the_outer_loss_sees_the_incoming_batch_and_the_reservoir(toy_images):
@@ -308,7 +324,7 @@ def test_an_inner_step_may_see_some_of_the_recalled_images(toy_images):
     batches = [next(iter(stream.task(task))) for task in (0, 1)]
 
     def rows(task: int) -> torch.Tensor:
-        return compressor._drawn(batches[task], compressor.reservoirs[task], labels)[1][0].batches
+        return compressor._drawn(task, batches[task], labels)[1][0].batches
 
     assert rows(0).shape == (config.inner.steps, 6)
     assert all((row // matrices).tolist() == [0, 0, 1, 1, 2, 2] for row in rows(0))

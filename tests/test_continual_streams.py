@@ -188,7 +188,7 @@ def few(images: Images, **parts: Split) -> Images:
     ("change", "message"),
     [
         (dict(outer_per_batch=-1), "outer_per_batch is -1: give 0 or more"),
-        (dict(objective="regression"), "objective is regression, and streams are distilled by unrolled"),
+        (dict(objective="trajectories"), "objective is trajectories, whose experts a stream's tasks do not have"),
         (dict(outer_per_batch=0), r"outer_per_batch is 0, which leaves memories random \(kaiming\): give more, or init samples"),
         (dict(tasks=0), "tasks is 0: give 1 or more"),
         (dict(outer_lr=float("nan")), "outer_lr is nan: give a number above 0"),

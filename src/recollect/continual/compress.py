@@ -26,7 +26,7 @@ from recollect.fast import span
 from recollect.header import Header
 from recollect.memory import Budget, Memory, recall
 from recollect.nets import Network, Shape
-from recollect.objectives import OBJECTIVES, Chance, Examples, Objective, Problem, gradients
+from recollect.objectives import OBJECTIVES, Chance, Examples, Objective, Problem, SideBySide, gradients
 from recollect.outer import MOST_SKIPS, State
 from recollect.queries import Labels
 from recollect.seeds import Purpose, seeded
@@ -65,8 +65,7 @@ def recall_recipe(config: ContinualConfig, recalled: int, classes: int) -> Recip
 def make_objective(
     name: str, inner: InnerLoop, shape: Shape, classes: int, device: str, compute: str, thread: int
 ) -> tuple[Network, Objective]:
-    """What a GPU has captured for it serves all tasks to come, those of one thread: an engine works for one at a time. One with
-    a state would have to be each task's own."""
+    """What a GPU has captured for it serves all tasks to come, those of one thread: an engine works for one at a time."""
     network = Network(inner.network, shape, classes)
     return network, OBJECTIVES[name](network, inner, device, compute)
 
@@ -93,9 +92,12 @@ class Compressor:
         draws = [seeded(stream.seed, Purpose.KEEP, task) for task in tasks]
         self.reservoirs = [Reservoir(b.capacity, shape, drawn) for b, drawn in zip(self.buffers, draws, strict=True)]
         self.local = local_labels(stream)
-        self.network, self.objective = make_objective(
-            config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute, get_ident()
-        )
+        given = config.outer.objective, config.inner, stream.shape, self.classes, device, config.compute
+        self.network, objective = make_objective(*given, get_ident())
+        self.objectives = [objective] * len(tasks)
+        """one for all tasks if it takes them side by side; else each has its own, whose state is the task's"""
+        if not isinstance(objective, SideBySide):
+            self.objectives = [make_objective.__wrapped__(*given, get_ident())[1] for _ in tasks]
         self.states = [self._begin(task) for task in tasks]
         self.queries = Labels(self.classes).vectors({}, torch.arange(self.classes, device=device), torch.empty(0))
         needed = -(-self.matrices * self.classes // config.stream.batch)
@@ -147,11 +149,11 @@ class Compressor:
         labels = torch.arange(self.classes).repeat_interleave(self.matrices)
         recalled = [recall(state.bases, state.addressing, self.queries, self.stream.shape[1:]) for state in self.states]
         problems = [
-            Problem(Examples(images.detach(), labels.to(self.device), self._span(state)), *self._drawn(batch, reservoir, labels))
-            for state, images, batch, reservoir in zip(self.states, recalled, batches, self.reservoirs, strict=True)
+            Problem(Examples(images.detach(), labels.to(self.device), self._span(state)), *self._drawn(place, batch, labels))
+            for place, (state, images, batch) in enumerate(zip(self.states, recalled, batches, strict=True))
         ]
         steps = self.config.buffer.outer_per_batch * (self.batches - self.waits)
-        values = gradients(self.objective, problems)
+        values = gradients(self.objectives, problems)
         for task, state, images, found in zip(self.tasks, self.states, recalled, values, strict=True):
             by_learned = torch.autograd.grad(images, state.learned, found.images)
             line = outer.advance(state, float(found.value), by_learned, self.config.outer, steps)
@@ -166,19 +168,19 @@ class Compressor:
         units = torch.eye(self.bases, device=self.device)
         return recall(state.bases.detach(), units[None], units, self.stream.shape[1:])
 
-    def _drawn(self, batch: Batch, reservoir: Reservoir, labels: Tensor) -> tuple[Examples, Any]:
+    def _drawn(self, place: int, batch: Batch, labels: Tensor) -> tuple[Examples, Any]:
         """Real images and all else that is random in a task's outer step. Where there are fewer images than usual, the same
         again: shapes never change, and each image counts about as much as any other."""
         seed, config = self.stream.seed, self.config
         replaying = seeded(seed, Purpose.REPLAY, batch.task, self.step)
-        pixels, truth = self._samples(batch, reservoir, config.buffer.replay, replaying)
+        pixels, truth = self._samples(batch, self.reservoirs[place], config.buffer.replay, replaying)
         places = torch.arange(config.stream.batch + config.buffer.replay) % len(truth)
         images = self.stream.prepare(pixels[places.to(self.device)])
         shared = augment.draw_shared(self.augmentation, replaying) if config.inner.augment_scope == "outer" else {}
         network = partial(seeded, seed, Purpose.INNER, batch.task, self.step)
         chance = Chance(network, seeded(seed, Purpose.LENGTH, self.step), shared)
         real = Examples(augment.apply(images, shared), truth[places].to(self.device))
-        return real, self.objective.draw(labels, chance)
+        return real, self.objectives[place].draw(labels, chance)
 
     def _samples(self, batch: Batch, reservoir: Reservoir, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """A batch and up to `count` of a reservoir: pixels on the device, and their places among the task's classes."""
@@ -226,13 +228,14 @@ class Compressor:
     def to_dict(self) -> dict[str, Any]:
         """All that changes, for a checkpoint: a stream does not come twice, so the samples are in it."""
         kept = {"reservoirs": [r.to_dict() for r in self.reservoirs], "logs": [b.log for b in self.buffers]}
-        states = [state.to_dict() for state in self.states]
+        states = [state.to_dict() | {"objective": own.to_dict()} for state, own in zip(self.states, self.objectives, strict=True)]
         return {"tasks": list(self.tasks), "step": self.step, "seen": self.seen, "states": states} | kept
 
     def load(self, saved: dict[str, Any]) -> None:
         self.step, self.seen = map(int, (saved["step"], saved["seen"]))
         for place in range(len(self.tasks)):
             self.states[place].load(saved["states"][place])
+            self.objectives[place].load(saved["states"][place].get("objective", {}))
             self.reservoirs[place].load(saved["reservoirs"][place])
             self.buffers[place].log = saved["logs"][place]
 

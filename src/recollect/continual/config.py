@@ -138,8 +138,8 @@ def check(config: ContinualConfig) -> None:
     """Refuse numbers that cannot be meant, and settings that exclude each other."""
     check_numbers(config)
     stream, init = config.stream, config.memory.init
-    if config.outer.objective != "unrolled":  # a pool of networks would be shared by tasks, and is not in their checkpoints
-        raise RecollectError(f"objective is {config.outer.objective}, and streams are distilled by unrolled: leave it out")
+    if config.outer.objective == "trajectories":
+        raise RecollectError("objective is trajectories, whose experts a stream's tasks do not have: give another")
     if not config.buffer.outer_per_batch and init != "samples":
         raise RecollectError(f"outer_per_batch is 0, which leaves memories random ({init}): give more, or init samples")
     if stream.on == "validation" and stream.use_validation:

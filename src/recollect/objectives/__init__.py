@@ -5,11 +5,34 @@ from collections.abc import Callable
 from recollect.objectives.distributions import Distributions
 from recollect.objectives.gradients import Gradients
 from recollect.objectives.regression import Regression
-from recollect.objectives.seam import ByBatch, ByNetwork, Chance, Examples, Found, Objective, Problem, Source, gradients
+from recollect.objectives.seam import (
+    ByBatch,
+    ByNetwork,
+    Chance,
+    Examples,
+    Found,
+    Objective,
+    Problem,
+    SideBySide,
+    Source,
+    gradients,
+)
 from recollect.objectives.trajectories import Trajectories
 from recollect.objectives.unrolled import Unrolled
 
-__all__ = ["OBJECTIVES", "ByBatch", "ByNetwork", "Chance", "Examples", "Found", "Objective", "Problem", "Source", "gradients"]
+__all__ = [
+    "OBJECTIVES",
+    "ByBatch",
+    "ByNetwork",
+    "Chance",
+    "Examples",
+    "Found",
+    "Objective",
+    "Problem",
+    "SideBySide",
+    "Source",
+    "gradients",
+]
 
 OBJECTIVES: dict[str, Callable[..., Objective]] = {
     "unrolled": Unrolled,

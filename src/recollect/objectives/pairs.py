@@ -53,10 +53,13 @@ def _check_classes(labels: Tensor) -> None:
 
 
 def pairs(recalled: Examples, real: Examples, drawn: Pairing) -> Iterator[Pair]:
+    """Of the classes that have real images: a batch of a stream may lack one."""
     _check_classes(recalled.labels)
     for rows, shared, own in zip(drawn.rows.to(recalled.images.device), drawn.shared, drawn.own, strict=True):
         leaf, label = recalled.images[rows].requires_grad_(), recalled.labels[rows[0]]
-        ours, theirs = (augment.apply(images, shared) for images in (leaf, real.images[real.labels == label]))
+        if not len(alike := real.images[real.labels == label]):
+            continue
+        ours, theirs = (augment.apply(images, shared) for images in (leaf, alike))
         yield Pair(rows, leaf, augment.apply(ours, own), theirs, label)
 
 

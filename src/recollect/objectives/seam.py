@@ -127,8 +127,9 @@ class ByBatch(ByNetwork, Protocol):
         ...
 
 
-def gradients(objective: Objective, problems: Sequence[Problem]) -> list[Found]:
-    """Of several memories: together where the objective can, else one after another."""
-    if isinstance(objective, SideBySide):
-        return objective.together(problems)
-    return [objective.gradient(*problem) for problem in problems]
+def gradients(objectives: Sequence[Objective], problems: Sequence[Problem]) -> list[Found]:
+    """Of several memories, each with an objective: together where one serves them all, else one after another."""
+    first = objectives[0]
+    if isinstance(first, SideBySide):
+        return first.together(problems)
+    return [objective.gradient(*problem) for objective, problem in zip(objectives, problems, strict=True)]
