@@ -3,6 +3,7 @@ explained, and the site builds without a network."""
 
 import doctest
 import inspect
+import json
 import os
 import re
 import shlex
@@ -33,8 +34,13 @@ LEAST = {
     "asking.md": {r"([\d.]+) % of the test images of five classes": 80},
     "objective.md": {r"([\d.]+) % of the validation images": 80},
     "without-recollect.md": {r"([\d.]+) % of all digits": 75},
+    "first_memory.py": {r"memory +([\d.]+) ±": 90},
+    "own_network.py": {r"([\d.]+) % of the test images": 80},
+    "choose.py": {r"6 bases: ([\d.]+) ±": 80},
+    "look_inside.ipynb": {r"torch.Size\(\[(\d+), 16\]\)": 29},
+    "compose_and_ask.ipynb": {r"([\d.]+) % of the test images of 3": 85, r"([\d.]+) % of the test images of five": 80},
 }
-"""what a page prints, and the least that it may say"""
+"""what a page or an example prints, and the least that it may say"""
 MOST_WORDS = 14
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
 STEP = re.compile(r"^```python\n(.*?)^```$|^    (recollect (?:[^\n]*\\\n)*[^\n]*)$", re.M | re.S)
@@ -83,6 +89,22 @@ def test_a_stranger_recalls_the_same(tmp_path, monkeypatch):
     images, labels = recollect.Memory.load("digits.safetensors").recall()
     assert found["labels"].equal(labels)
     assert found["images"].allclose(images, atol=1e-6)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").iterdir()), ids=lambda path: path.name)
+def test_an_example_runs(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    if path.suffix == ".py":
+        cells = [path.read_text()]
+    else:
+        cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile(cell, path.name, "exec"), names)
+    said = capsys.readouterr().out
+    for pattern, least in LEAST.get(path.name, {}).items():
+        assert float(re.search(pattern, said)[1]) >= least
 
 
 # --- links and flags -----------------------------------------------------------------------------------------------------
