@@ -167,7 +167,7 @@ class Judged:
 def state(strategy: Any) -> dict[str, Any]:
     """All that a strategy carries from one task to the next, in tensors and numbers."""
     clock = {name: value for name, value in vars(strategy.clock).items() if isinstance(value, int)}
-    found: dict[str, Any] = {"model": strategy.model.state_dict(), "clock": clock, "random": torch.get_rng_state()}
+    found: dict[str, Any] = {"model": dict(strategy.model.state_dict()), "clock": clock, "random": torch.get_rng_state()}
     for plugin in strategy.plugins:
         if isinstance(plugin, GEMPlugin):
             found["gem"] = [plugin.memory_x, plugin.memory_y, plugin.memory_tid]
@@ -175,7 +175,7 @@ def state(strategy: Any) -> dict[str, Any]:
         kept, labels, tasks = zip(*policy.buffer, strict=True)
         found["reservoir"] = [torch.stack(kept), list(labels), list(tasks), policy._buffer_weights]
     if isinstance(strategy, LaMAML):
-        found["rates"] = strategy.alpha_params.state_dict()
+        found["rates"] = dict(strategy.alpha_params.state_dict())
     return found
 
 

@@ -167,6 +167,7 @@ def test_recalled_is_wide_where_there_are_many_classes_and_few_images():
     ],
     ids=["grey", "colour", "odd names", "100 classes", "one of all"],
 )
+@pytest.mark.filterwarnings("ignore:no installed font")  # where there is none
 def test_memory_figure(memory):
     figure = figures.memory_figure(memory)
     left, middle, right, _ = figure.axes

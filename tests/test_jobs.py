@@ -85,7 +85,7 @@ class Printed:
     """Another one, that leaves the work to others."""
 
     def run(self, jobs, tell):
-        raise RecollectError("\n".join(f"perform {job.name}" for job in jobs))
+        raise RecollectError(", ".join(f"perform {job.name}" for job in jobs))
 
 
 def written(folder: Path) -> dict[str, object]:
@@ -148,7 +148,7 @@ def test_a_stream_is_the_same_by_any_executor(toy_images, tmp_path):
 def test_what_others_have_performed_is_not_performed_again(small, selected, tmp_path):
     """An executor may also say what there is to do, and leave it at that; each job by itself is the work of any process."""
     options = small | {"run": tmp_path / "s"}
-    with pytest.raises(RecollectError, match="perform bases 2\nperform bases 3"):
+    with pytest.raises(RecollectError, match="perform bases 2, perform bases 3"):
         recollect.select(executor=Printed(), **options)
     only = type("Only", (), {"run": lambda self, jobs, tell: Inline().run(jobs[1:], tell)})
     assert recollect.select(executor=only(), resume=True, **options).evaluations == []

@@ -15,6 +15,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from test_studio import DIGITS, alone, asked_with_pictures, whitened  # noqa: F401 - alone is for all tests here
 
+import recollect
 from recollect import load
 from recollect.memory import recall
 from recollect.show.pictures import to_pixels
@@ -25,7 +26,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="no chromium here, and make test had no right to install it: apt-get install chromium"
 )
-MNIST = Path(__file__).parent.parent / "memories" / "mnist-1.safetensors"
+MNIST = Path(recollect.__file__).parent / "zoo" / "mnist-1.safetensors"
 SEVEN = [(0.2, 0.15), (0.8, 0.15), (0.45, 0.9)]
 ZERO = [(0.5 + 0.27 * np.sin(a), 0.5 - 0.4 * np.cos(a)) for a in np.linspace(0, 2 * np.pi, 17)]
 

@@ -98,7 +98,12 @@ class Evaluation:
 
     @staticmethod
     def from_json(written: dict[str, Any], where: object = "the evaluation") -> "Evaluation":
-        """What to_json gave, of the right types."""
+        """What to_json gave, of the right types.
+
+        Arguments:
+            written: the dict.
+            where: what the error names where it is none: the file that it was read from.
+        """
         kept = {field.name: written.get(field.name) for field in fields(Evaluation)}
         values = kept["values"]
         if not fits(kept, _Written) or None in kept.values() or not values or not all(0 <= value <= 100 for value in values):

@@ -52,12 +52,12 @@ def write_through(path: Path, data: bytes) -> None:
     """Write where a user's own path leads: a link is followed and stays, a device, a pipe or an open file gets the bytes."""
     path = Path(path)
     for _ in range(40):  # as many links as Linux follows
-        if not path.is_symlink() or _is_open(path):
+        if not os.path.islink(path) or _is_open(path):  # os.path says no where Path raises: a name that is too long
             break
         path = path.parent / os.readlink(path)
     else:
         raise unwritable(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
-    if not _is_open(path) and (not path.exists() or path.is_file()):
+    if not _is_open(path) and (not os.path.exists(path) or os.path.isfile(path)):
         return write_atomically(path, data)
     try:
         with open(path, "ab") as file:
