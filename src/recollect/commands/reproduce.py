@@ -19,8 +19,8 @@ class Reproduce:
     """Reproduce a table or figure of the paper, cell by cell; goes on where it was stopped, and keeps what is finished."""
 
     table: Positional[str] = ""
-    """table1, ablation, momentum, inner-steps, cross-architecture, bases, similarity, visualisations, continual, compose or
-    ask"""
+    """table1, ablation, momentum, inner-steps, cross-architecture, bases, objectives, similarity, visualisations, continual,
+    compose or ask"""
     scale: Literal["quick", "full"] = "quick"
     """size of the experiment. quick: half an hour of two cores a cell, five networks; full: the paper's protocol, on a GPU"""
     cells: tuple[str, ...] = ()

@@ -141,6 +141,7 @@ HOW = {
     "outer_steps": "outer steps ",
     "bases": "bases ",
     "matrices": "matrices ",
+    "experts": "experts ",
 }
 
 

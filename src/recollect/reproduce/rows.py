@@ -53,7 +53,7 @@ def asked(cell: Cell, scale: Scale) -> dict[str, Any]:
     """What a cell is given, as a row keeps it."""
     data, classes = scale.data(cell)
     given: dict[str, Any] = {"data": data, "classes": classes}
-    if cell.kind in ("best", "compared"):
+    if cell.kind in ("best", "compared", "timed"):
         networks = [scale.network(cell, name) for name in cell.networks]
         given |= {"legs": scale.legs(cell), "networks": networks, "count": scale.networks, "epochs": scale.epochs, "on": cell.on}
     elif cell.kind == "stream":

@@ -80,6 +80,8 @@ class Scale:
     """of cells that are distilled as well as can be; None: in the legs above"""
     compared: Settings
     """of cells that are compared with each other"""
+    timed: Settings
+    """of cells that have the same minutes"""
     steps: dict[int, int]
     """outer steps of these, from so many images per class on"""
     longest: int
@@ -93,6 +95,8 @@ class Scale:
     stream: Settings = field(default_factory=dict)
     seeds: int = 5
     epochs: int = 300
+    experts: tuple[int, int] = (10, 10)
+    """how many, and their epochs"""
     instead: str = ""
     """the dataset in the place of every other, for a test of seconds"""
 
@@ -108,6 +112,8 @@ class Scale:
                 return [self.best | own]
             legs = LEGS.get(cell.name) or _usual(cell)
             return [own | leg for leg in legs]
+        if cell.kind == "timed":
+            return [self.timed | own]
         if "network" in own:
             own["network"] = self.architectures.get(own["network"], own["network"])
         if "inner_steps" in own:
@@ -136,6 +142,7 @@ QUICK = Scale(
     networks=5,
     best={"minutes": 20.0},
     compared=SMALL | {"inner_steps": 60, "window": None},
+    timed={"minutes": 20.0, "network": "convnet:width=32"},
     steps={1: 300, 10: 120, 50: 120, 100: 120},
     longest=100,
     architectures={"convnet": "convnet:width=32", "resnet12": "resnet12:width=8", "alexnet": "alexnet:width=16"},
@@ -156,6 +163,7 @@ FULL = Scale(
     networks=20,
     best=None,
     compared=WHOLE | {"outer_steps": 3000},
+    timed={"minutes": 20.0},
     steps={1: 3000},
     longest=200,
     tasks=Tasks(WAYS, tests=1000),

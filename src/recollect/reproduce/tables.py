@@ -12,7 +12,7 @@ from recollect.reproduce import paper
 from recollect.reproduce.paper import Quoted
 from recollect.show.streams import PAPER as STREAMS
 
-Kind = Literal["best", "compared", "stream", "compose", "ask"]
+Kind = Literal["best", "compared", "timed", "stream", "compose", "ask"]
 DATASETS = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -39,7 +39,8 @@ class Cell:
     paper: tuple[Quoted | None, ...]
     """what the paper prints there"""
     kind: Kind = "compared"
-    """distilled as well as can be, or like the cells that it is compared with; or a stream, memories of tasks, pictures"""
+    """distilled as well as can be, or like the cells that it is compared with: as many outer steps, or minutes; or a stream,
+    memories of tasks, pictures"""
     settings: dict[str, Any] = field(default_factory=dict)
     """what the paper says of it"""
     networks: tuple[str, ...] = ("convnet",)
@@ -193,6 +194,30 @@ def _visualisations() -> Iterator[Cell]:
         )
 
 
+OBJECTIVES: dict[str, paper.ByBudget] = {
+    "unrolled": paper.BPTT, "regression": {}, "gradients": paper.GRADIENTS, "distributions": paper.OTHERS["DM"],
+    "trajectories": paper.OTHERS["TM"],
+}  # fmt: skip
+"""each with what the paper prints of it on per-class images"""
+
+
+def _objectives() -> Iterator[Cell]:
+    """All for the same minutes; then two hours of each, of which the best two are run."""
+    for dataset in ("mnist", "fashion-mnist"):
+        learned = DATASETS[dataset], {}, {"unrolled": paper.FULL}
+        pixels = f"{DATASETS[dataset]}, plain pixels", PER_CLASS, OBJECTIVES
+        for objective in OBJECTIVES:
+            for ending, (column, settings, quoted) in (("", learned), ("-pixels", pixels)):
+                given = {"images_per_class": 1, "objective": objective, **settings}
+                value = (quoted.get(objective, {}).get(dataset, {}).get(1),)
+                yield Cell("objectives", f"{dataset}-{objective}{ending}", dataset, objective, (column,), value, "timed", given)
+            given = {"images_per_class": 1, "objective": objective, "minutes": 120.0}
+            yield Cell(
+                "objectives", f"2h-{dataset}-{objective}", dataset, f"{objective}, two hours", (learned[0],), (None,), "timed",
+                given, is_usual=False,
+            )  # fmt: skip
+
+
 LEARNERS = {"compress": "compress-then-recall", "gdumb": "GDumb per task", "online": "Online", "ewc": "EWC"}
 
 
@@ -256,6 +281,11 @@ TABLES = {
             "bases", "Accuracy against the number of bases", "Figures 2 and 5",
             f"{STEPS}, and each is judged on the validation split, where the paper chooses the number.", tuple(_bases()),
             curve="bases",
+        ),
+        Table(
+            "objectives", "What addressing adds under each objective", "After Table 2",
+            "All cells have the same minutes and the same network; plain pixels are per-class images of the same floats.",
+            tuple(_objectives()),
         ),
         Table(
             "similarity", "How similar the coefficients of classes are", "Figures 3 and 6",

@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recollect.config import DistillConfig, changed, setting
+from recollect.config import DistillConfig, Recipe, changed, setting
 from recollect.continual.config import STREAMS
 from recollect.continual.run import run as run_stream
 from recollect.data import Images, load
-from recollect.decisions import resolve
+from recollect.decisions import preprocess_of, resolve
 from recollect.devices import find_device
 from recollect.distillation import distill
 from recollect.errors import RecollectError
 from recollect.evaluation import evaluate, memory_recipe
+from recollect.experts import train_experts
+from recollect.files import read_json, write_json
 from recollect.jobs import Inline, Tell
 from recollect.memory import Memory
 from recollect.minutes import CHOSEN
@@ -96,7 +98,11 @@ def finish(cell: Cell, place: Place, tell: Tell, accuracies: list[Accuracy], fou
 def _memories(cells: tuple[Cell, ...], place: Place, tell: Tell) -> None:
     first, scale = cells[0], place.scale
     images = place.images(first)
-    runs = distilled(images, scale.legs(first), place.folder(first), place.device, place.spec(first), first.run, tell)
+    legs, experts = scale.legs(first), {}
+    if legs[0].get("objective") == "trajectories":
+        experts = _experts(images, legs[0], place, first, tell)
+        legs = [leg | {"experts": str(place.folder(first) / "experts")} for leg in legs]
+    runs = distilled(images, legs, place.folder(first), place.device, place.spec(first), first.run, tell)
     memory = Memory.load(runs[-1].memory_path)
     for cell in cells:
         began, accuracies = time.perf_counter(), []
@@ -105,12 +111,28 @@ def _memories(cells: tuple[Cell, ...], place: Place, tell: Tell) -> None:
             tell((f"{cell.table} {cell.name}", f"training {scale.networks} x {recipe.network}"), 0.0)
             found = evaluate(memory, images, recipe=recipe, networks=scale.networks, on=cell.on, device=place.device)
             accuracies.append(accuracy(list(found.values), found.network, found.on, found.protocol))
-        made = _made(runs)
+        made = _made(runs) | experts
         more: dict[str, Any] = {"minutes": spent(runs), "numbers": memory.floats, "made": made, "objective": made["objective"]}
         if cell.figure:
             memory.preprocess(images)
             more["measures"] = pictures.draw(cell, memory, rows.picture(place.out, scale, cell))
         finish(cell, place, tell, accuracies, more, began)
+
+
+def _experts(images: Images, leg: Settings, place: Place, cell: Cell, tell: Tell) -> dict[str, Any]:
+    """Train those that are not there yet; how many there are, and the minutes that they took."""
+    folder, (count, epochs) = place.folder(cell) / "experts", place.scale.experts
+    network = setting(changed(DistillConfig(), **leg), "network")
+    recipe = Recipe(network, epochs, batch=256, momentum=0.0)
+    preprocess, clock = preprocess_of("auto", images), folder / "minutes.json"
+    minutes: float = read_json(clock)["minutes"] if clock.is_file() else 0.0
+    for number in range(count):
+        tell((cell.run, f"expert {number + 1} of {count}"), 0.0)
+        began = time.perf_counter()
+        train_experts(images, folder, recipe, count=number + 1, preprocess=preprocess, device=place.device)
+        minutes += (time.perf_counter() - began) / 60
+        write_json(clock, {"minutes": minutes})
+    return {"experts": f"{count} of {epochs} epochs in {minutes:.1f} minutes"}
 
 
 def distilled(
@@ -244,5 +266,5 @@ def _pictures(cells: tuple[Cell, ...], place: Place, tell: Tell) -> None:
         finish(cell, place, tell, accuracies, more, began)  # pyright: ignore
 
 
-MAKES = {"best": _memories, "compared": _memories, "stream": _streams, "compose": _tasks, "ask": _pictures}
+MAKES = {"best": _memories, "compared": _memories, "timed": _memories, "stream": _streams, "compose": _tasks, "ask": _pictures}
 """by the kind of a cell"""
