@@ -101,6 +101,9 @@ def test_a_gpu_has_the_preset(clock):
 def test_too_few_minutes(clock, config):
     with pytest.raises(RecollectError, match=r"minutes is 0\.1, too few for one outer step here: give [\d.]+ or more"):
         afford(config, 6, clock.steps(lambda config: 3.0), lambda line: None)
+    asked = changed(config, minutes=0.5)  # of which preparing the images has taken more
+    with pytest.raises(RecollectError, match=r"minutes is 0\.5, too few for one outer step here: give [1-9][\d.]* or more"):
+        afford(asked, -20, clock.steps(lambda config: 3.0), lambda line: None)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])

@@ -43,7 +43,7 @@ class Steps(Protocol):
 def afford(
     config: DistillConfig, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
 ) -> DistillConfig:
-    """The config with the best recipe of which enough outer steps fit into so many seconds, and their number. Cheap recipes are
+    """The config with the best recipe of which enough outer steps fit into the seconds that are left, and their number. Cheap recipes are
     timed first: where time is short, little of it is spent on choosing.
 
     Arguments:
@@ -52,6 +52,7 @@ def afford(
         say: told in three lines what was chosen, and why.
     """
     seconds = distributed.current().first(seconds)
+    minutes = config.budget.minutes or seconds / 60
     deadline, best, refused = _now() + seconds, None, None
 
     def fit(each: float) -> float:
@@ -71,11 +72,11 @@ def afford(
     assert best is not None
     found, each = best
     if fit(each) < 1:
-        needed = (_now() - deadline + seconds + each) / 60
-        raise RecollectError(f"minutes is {seconds / 60:.3g}, too few for one outer step here: give {needed * 1.2:.2g} or more")
+        needed = minutes + (_now() - deadline + each) / 60
+        raise RecollectError(f"minutes is {minutes:.3g}, too few for one outer step here: give {needed * 1.2:.2g} or more")
     found = changed(found, outer_steps=int(fit(each)))
     chosen = ", ".join(f"{name} {setting(found, name)}" for name in ("objective", "network", "inner_steps", "window"))
-    say(f"{seconds / 60:.3g} minutes on {config.run.device}: {found.budget.outer_steps:,} outer steps of {each:.2g} s")
+    say(f"{minutes:.3g} minutes on {config.run.device}: {found.budget.outer_steps:,} outer steps of {each:.2g} s")
     say(f"chosen: {chosen}")
     say(_why(refused))
     return found
