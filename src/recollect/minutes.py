@@ -43,8 +43,8 @@ class Steps(Protocol):
 def afford(
     config: DistillConfig, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
 ) -> DistillConfig:
-    """The config with the best recipe of which enough outer steps fit into the seconds that are left, and their number. Cheap recipes are
-    timed first: where time is short, little of it is spent on choosing.
+    """The config with the best recipe of which enough outer steps fit into the seconds that are left, and their number.
+    Cheap recipes are timed first: where time is short, little of it is spent on choosing.
 
     Arguments:
         config: decided for its images; settings that differ from the defaults stay.
