@@ -134,7 +134,7 @@ def ranks_of(torchrun: int) -> dict[int, int]:
     """The processes that a torchrun started and that compute: rank -> id, by what it left in their environment."""
     found = {}
     for path in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # gone, or not yet another program than torchrun
             words = dict(each.split("=", 1) for each in (path / "environ").read_text().split("\0") if "=" in each)
             if (path / "stat").read_text().rsplit(")", 1)[1].split()[1] == str(torchrun):
                 found[int(words["RANK"])] = int(path.name)
@@ -169,7 +169,8 @@ def alone(tmp_path_factory) -> tuple[Path, dict[str, object]]:
 @pytest.mark.parametrize("processes", [2, 3, 4])
 def test_the_same_bytes_by_any_number_of_processes(alone, tmp_path, processes):
     folder, wanted = alone
-    said = finish(torchrun(processes, __file__, begin(tmp_path)))
+    said = finish(process := torchrun(processes, __file__, begin(tmp_path)))
+    assert process.returncode == 0, said
     for name in CONFIGS:
         ours, theirs = ((place / name / "memory.safetensors").read_bytes() for place in (tmp_path, folder))
         assert ours == theirs, said

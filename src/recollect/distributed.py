@@ -49,7 +49,8 @@ class Ranks:
     """where an error of this rank alone is told"""
     waited: float = 0.0
     """seconds spent in exchanges"""
-    met: bool = False
+    meetings: int = 0
+    """in which all have compared what they compute; each has its own words in the store"""
 
     def share(self, sharded: str = "networks") -> slice:
         """Which of all inner networks this process computes."""
@@ -132,7 +133,7 @@ class Ranks:
             self._compare()
         elif self._read("verdict", SENDING) != "go":
             raise SystemExit(2)  # rank 0 has said why
-        self.met = True
+        self.meetings += 1
 
     def _compare(self) -> None:
         mine = self._read("rank 0", SENDING)
@@ -144,15 +145,18 @@ class Ranks:
                 if theirs.get(name) != mine[name]:
                     there, here = (f"{facts.get(name)!r:.80}" for facts in (theirs, mine))
                     raise RecollectError(f"rank {rank} has {name} {there}, rank 0 {here}: start all with the same")
-        self.store.set("verdict", json.dumps("go"))
+        self._write("verdict", "go")
 
     def _leave(self, facts: dict[str, Any]) -> None:
-        self.store.set(f"rank {self.rank}", json.dumps(facts))
+        self._write(f"rank {self.rank}", facts)
+
+    def _write(self, key: str, value: Any) -> None:
+        self.store.set(f"{self.meetings}: {key}", json.dumps(value))
 
     def _read(self, key: str, seconds: float) -> Any:
         try:
-            self.store.wait([key], timedelta(seconds=seconds))
-            return json.loads(self.store.get(key))
+            self.store.wait([f"{self.meetings}: {key}"], timedelta(seconds=seconds))
+            return json.loads(self.store.get(f"{self.meetings}: {key}"))
         except RuntimeError:
             raise RecollectError(f"rank {self.rank} waited {seconds:.0f} s for {key} in vain: see what it says") from None
 
@@ -161,11 +165,11 @@ class Ranks:
         if self.rank == 0:
             print(line, file=sys.stderr, flush=True)
             if self.world > 1:
-                self.store.set("verdict", json.dumps("failed"))
-                self.store.set("last word", json.dumps(line))
+                self._write("verdict", "failed")
+                self._write("last word", line)
             return
         with contextlib.suppress(RecollectError, RuntimeError):
-            if not self.met:
+            if not self.meetings:
                 self._leave({"error": line.removeprefix("error: ")})
                 self._read("verdict", SENDING)
                 return
