@@ -278,7 +278,7 @@ def met(*facts: dict[str, object]) -> list[str]:
             Ranks(rank, len(facts), store).meet(str(facts[rank].get("device", "cpu")), dict(facts[rank]))
         except (RecollectError, SystemExit) as error:
             told[rank] = str(error)
-            store.set("verdict", json.dumps("failed"))
+            store.set("0: verdict", json.dumps("failed"))  # as `tell` does
 
     threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(len(facts))]
     for thread in threads:
