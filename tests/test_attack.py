@@ -57,7 +57,7 @@ def with_program(path: Path, program: bytes) -> None:
     "program",
     [
         b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",  # torch's own reader dies of it by SIGSEGV
-        b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"K\x01s.",  # and hashes 2^60 nodes
+        b"\x80\x02}()q\x00" + b"h\x00h\x00\x86q\x00" * 59 + b"u.",  # and hashes 2^60 nodes
         b"\x80\x02ccollections\nOrderedDict\n](]q\x00h\x00\x86K\x01\x86e\x85R.",
         b"\x80\x02ctorch\nload\n)R.",
     ],
