@@ -65,6 +65,9 @@ def test_tiny_imagenet_with_a_missing_picture(tmp_path):
     write_tiny(tmp_path)
     (tmp_path / "val/images/val_2.JPEG").unlink()
     refused("val_2.JPEG: .*No such file", "tinyimagenet", root=tmp_path)
+    long = (tmp_path / "val/val_annotations.txt").read_text().replace("val_2.JPEG", "x" * 300)
+    (tmp_path / "val/val_annotations.txt").write_text(long)
+    refused("xxx: .*File name too long", "tinyimagenet", root=tmp_path)
 
 
 def write_folder(folder: Path, classes: str, n: int = 5, mode: str = "RGB") -> tuple[np.ndarray, list[int]]:
