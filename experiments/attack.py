@@ -37,7 +37,7 @@ from typing import Any
 os.environ |= {"OMP_NUM_THREADS": "1", "RECOLLECT_MOST_GIB": "0.1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 import torch
-from attack_damage import Kind, put
+from attack_damage import Files, Kind, put
 from attack_files import FILES, prepare
 from attack_places import PLACES
 from attack_runs import RUNS
@@ -124,6 +124,13 @@ def generator(seed: int, target: str, number: int) -> Random:
     return Random(f"{seed}/{target}/{number}")
 
 
+def made(kind: Kind, rng: Random) -> Files:
+    """The files of a case; what is too deep to be written is made anew."""
+    while True:
+        with contextlib.suppress(RecursionError):
+            return kind.make(rng)
+
+
 class Watched:
     """What the library does beside reading, as the interpreter's audit tells it."""
 
@@ -189,7 +196,7 @@ def child(board: Board, kind: Kind, seed: int, numbers: range, place: Path) -> N
     for number in numbers:
         board.at(number, refused)
         rng = generator(seed, kind.name, number)
-        put(case, kind.make(rng))
+        put(case, made(kind, rng))
         watched.on = True
         was_refused, wrong = attempt(kind, case, rng)
         watched.on = False
@@ -250,7 +257,7 @@ def batch(tally: Tally, kind: Kind, seed: int, numbers: range, place: Path) -> N
         tally.tries[kind.name] += at - first + 1
         how = f"signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
         what = stalled or board.told() or f"the process died ({how})"
-        tally.find(kind.name, at, what.splitlines()[0], what, kind.make(generator(seed, kind.name, at)))
+        tally.find(kind.name, at, what.splitlines()[0], what, made(kind, generator(seed, kind.name, at)))
         first = at + 1
 
 
@@ -316,7 +323,7 @@ def again(what: str, seed: int, place: Path) -> int:
     name, _, number = what.rpartition(":")
     kind = next(kind for kinds in KINDS.values() for kind in kinds if kind.name == name)
     rng = generator(seed, name, int(number))
-    put(place / "case", kind.make(rng))
+    put(place / "case", made(kind, rng))
     kind.read(place / "case", rng)
     return 0
 
