@@ -160,7 +160,7 @@ def test_evaluations_at_the_same_moment_are_both_kept(tmp_path, monkeypatch):
 
 
 def test_an_evaluation_of_a_long_name_is_kept(tmp_path):
-    make_memory().save(path := tmp_path / f"{'漢' * 80}.safetensors")
+    make_memory().save(path := tmp_path / f"{'漢' * 70}.safetensors")
     row = Evaluation.from_json(WRITTEN | {"name": "memory", "network": "mlp:width=4"})
     assert keep(path, [(row, "x")]).is_file()
 
@@ -295,6 +295,17 @@ def test_settings_given_in_python_have_their_types(name, value):
     check(changed(DistillConfig(), window=np.int64(2), inner_lr=np.float32(0.5)))  # numbers of other makers are numbers
 
 
+@pytest.mark.parametrize("momentum", [0, np.float32(0.5)])
+def test_a_momentum_may_be_any_number(momentum, tmp_path):
+    """Torch's Adam takes nothing but floats, and JSON no numbers of numpy."""
+    config = changed(CONFIG, outer_optimiser="adam", outer_momentum=momentum, outer_steps=np.int64(2), checkpoint_seconds=0)
+    memory = distill(toy(), config, run=tmp_path / "run")
+    (tmp_path / "run" / "memory.safetensors").unlink()
+    assert torch.equal(distill(toy(), config, run=tmp_path / "run", resume=True).bases, memory.bases)
+    config = changed(CONFIG, outer_steps=1)
+    assert select(toy(), config, "inner_lr", np.array([0.01, 0.02]), run=tmp_path / "s", networks=1).best in (0.01, 0.02)
+
+
 @pytest.mark.parametrize("count", [0, 10_001, 2**63, 10**30])
 def test_so_many_networks_or_seeds_are_none(tmp_path, count):
     memory = distill(toy(), changed(CONFIG, outer_steps=1))
@@ -426,8 +437,8 @@ def test_an_attack_goes_on_where_it_was(tmp_path):
         "found",
     ]
     told = []
-    for minutes in (0, 0.001, 1e-9):
-        done = attacking(*words, "--minutes", minutes, "--seed", 3, cwd=tmp_path)
+    for _ in range(2):
+        done = attacking(*words, "--minutes", 0, "--seed", 3, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         told.append(json.loads((tmp_path / "attack.json").read_text()))
         told[-1]["environment"] = None
