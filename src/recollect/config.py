@@ -334,7 +334,7 @@ def fits(value: object, hint: Any) -> bool:
         return True
     if typing.get_origin(hint) is Literal:
         return value in inside
-    if isinstance(hint, UnionType):
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return any(fits(value, option) for option in inside)
     if typing.is_typeddict(hint):
         known = typing.get_type_hints(hint)

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from recollect import distributed, outer
 from recollect.config import DistillConfig, changed, preset, to_json
 from recollect.data.augment import Own
-from recollect.data.images import Images, Split
+from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import MakesQuery, query_of, resolve, training_split
 from recollect.devices import find_device
@@ -117,7 +118,7 @@ def _distilled(
         config, saved = ranks.first((config, saved))
         if resuming and (finished := ranks.first(_finished(folder, config, saved))):
             return finished
-        prepared = ranks.first(None if ranks.rank else _preprocess(folder, config, saved, split, preprocess))
+        prepared = ranks.first(None if ranks.rank else _preprocess(folder, config, saved, images, preprocess))
         assert prepared is not None
 
         def make(config: DistillConfig) -> Distiller:
@@ -142,12 +143,14 @@ def _finished(folder: Run | None, config: DistillConfig, saved: dict[str, Any] |
 
 
 def _preprocess(
-    folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, split: Split, given: Preprocess | None
+    folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, images: Images, given: Preprocess | None
 ) -> Preprocess:
     """As the checkpoint says, as it was given, or fitted."""
+    pixels = training_split(images, config).images
     if folder and saved:
-        return Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-    return given or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+        return Preprocess.from_json(saved["preprocessing"], folder.folder, pixels)
+    fitted = given or Preprocess.fit(pixels, config.run.preprocess, config.run.device)
+    return replace(fitted, pictures=images.pictures.stated()) if images.pictures else fitted
 
 
 def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:

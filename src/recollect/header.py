@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 from recollect.config import Recipe, fits, read_recipe, settings
 from recollect.errors import RecollectError
 from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
+from recollect.reading import is_stated
 from recollect.tensorfile import Kind, TensorInfo
 
 MEMORY = Kind("memory", "recollect", "recollect's", 1, "fetch or distil it again")
@@ -45,7 +46,7 @@ class Header:
     query: dict[str, Any] = field(default_factory=dict)
     """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
+    """how real images were prepared: mean, std, for ZCA the sidecar file with its matrix, and how pictures were fitted"""
     budget: dict[str, Any] = field(default_factory=dict)
     """what was allowed, what is used, and how it was counted"""
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class _Preprocessing(TypedDict):
     mean: list[float]
     std: list[float]
     zca: _Whitening | None
+    pictures: dict | None
 
 
 class _Made(TypedDict):
@@ -128,8 +130,8 @@ def can_prepare(preprocessing: object) -> bool:
     """Whether a header's preprocessing has the right types, and names its whitening file as we do."""
     if not isinstance(preprocessing, dict) or not fits(preprocessing, _Preprocessing):
         return False
-    zca = preprocessing.get("zca")
-    return zca is None or bool(_WHITENING.fullmatch(zca.get("file", "")))
+    zca, pictures = preprocessing.get("zca"), preprocessing.get("pictures")
+    return (pictures is None or is_stated(pictures)) and (zca is None or bool(_WHITENING.fullmatch(zca.get("file", ""))))
 
 
 def _check(header: Header, where: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 
@@ -15,6 +16,7 @@ from recollect import limits
 from recollect.data import pictures, readers
 from recollect.data.images import Images, Parts, Split, make_images
 from recollect.errors import RecollectError, unknown
+from recollect.reading import Reading, reading
 
 __all__ = ["Images", "Split", "load"]
 
@@ -77,7 +79,12 @@ NAMED: dict[str, Named] = {
 
 
 def load(
-    name_or_path: str | Path, root: str | Path | None = None, size: int | None = None, seed: int = 0, classes: Sequence[str] = ()
+    name_or_path: str | Path,
+    root: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    classes: Sequence[str] = (),
+    **options: Any,
 ) -> Images:
     """Read a dataset.
 
@@ -88,6 +95,8 @@ def load(
         size: resize every image to size x size.
         seed: of the split, where the dataset does not bring its own validation or test images.
         classes: names of the only classes to take, in this order. Default: all.
+        options: of pictures in a folder: colour ("rgb", "grey"), fit ("stretch", "crop", "pad"), background, labels (a .csv
+            file), pattern, skip_bad. See [your own pictures](tutorials/own-pictures.md).
 
     Returns:
         Images, with a stratified tenth of the training data held out for validation.
@@ -98,7 +107,12 @@ def load(
     """
     if size is not None and not 1 <= size <= MOST_SIZE:
         raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 to {MOST_SIZE:,}")
-    name, parts = _read(name_or_path, root, size)
+    how = reading(**options)
+    if how.fit != "stretch" and size is None:
+        raise RecollectError(f"fit {how.fit} needs a size to bring pictures to: give one, as in --size 32")
+    name, parts = _read(name_or_path, root, size, how)
+    if parts.pictures is None and how != Reading():
+        raise RecollectError(f"{name} is no folder of pictures: leave out {', '.join(how.given())}")
     if size is not None:
         parts = replace(parts, splits={part: _resized(split, size) for part, split in parts.splits.items()})
     images = make_images(name, parts, seed)
@@ -115,7 +129,7 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(os.path.expanduser(chosen))
 
 
-def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -> tuple[str, Parts]:
+def _read(name_or_path: str | Path, root: str | Path | None, size: int | None, how: Reading) -> tuple[str, Parts]:
     """The dataset's name, and what its reader found."""
     name = str(name_or_path)
     if isinstance(name_or_path, str):
@@ -125,7 +139,7 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             layout, files = locate(name.lower(), data_root(root))
             return name.lower(), layout.read(files)
         if name.startswith("hf:") and name != "hf:":
-            return name, pictures.hugging_face(name.removeprefix("hf:"), size)
+            return name, pictures.hugging_face(name.removeprefix("hf:"), size, how)
     place = os.path.expanduser(name)
     if not name or not os.path.exists(place):
         if "/" in name or name.endswith(".npz"):
@@ -141,7 +155,7 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             files, lacking = layout.find(path)
             if not lacking:
                 return owner, layout.read(files)
-    return path.resolve().name, pictures.image_folder(path, size)
+    return path.resolve().name, pictures.image_folder(path, size, how)
 
 
 def locate(name: str, root: Path) -> tuple[Layout, list[Path]]:

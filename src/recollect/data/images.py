@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256
+from recollect.reading import Reading
 
 VALIDATION_SHARE = 0.1  # of the training data: the only images anything is ever chosen on
 TEST_SHARE = 0.2  # where a dataset has no test set of its own
@@ -65,6 +66,7 @@ class Parts:
     splits: Mapping[str, Split]  # train, and what there is of validation and test
     class_names: tuple[str, ...] = ()  # none: the labels' numbers are the names
     superclasses: tuple[int, ...] | None = None
+    pictures: Reading | None = None  # how they were made alike, where they were pictures
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Images:
     class_names: tuple[str, ...]
     superclasses: tuple[int, ...] | None = None
     """for each class the number of its superclass (CIFAR-100)"""
+    pictures: Reading | None = None
+    """how they were made alike, where they were pictures"""
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
@@ -115,7 +119,7 @@ class Images:
         above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
         kept = (split[number[split.labels] >= 0] for split in (self.train, self.validation, self.test))
         train, validation, test = (Split(split.images, number[split.labels]) for split in kept)
-        return Images(self.name, train, validation, test, tuple(class_names), above)
+        return Images(self.name, train, validation, test, tuple(class_names), above, self.pictures)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -151,7 +155,7 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     if not (len(validation) and len(test)):
         remedy = "give at least 3 images of each class"
         raise RecollectError(f"{name}: too few images to hold some out for validation and test: {remedy}")
-    return Images(name, train, validation, test, class_names, parts.superclasses)
+    return Images(name, train, validation, test, class_names, parts.superclasses, parts.pictures)
 
 
 def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
+from recollect.reading import is_stated
 
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
 _first_use = threading.Lock()  # torch loads its solvers at the first call, and fails where two threads make it
@@ -67,6 +68,8 @@ class Preprocess:
     """of each channel"""
     zca: Zca | None = None
     """whitening on top of it"""
+    pictures: dict[str, str] | None = None
+    """how pictures of any size become pixels before: fit, and the background of transparent ones (see `load`)"""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 [N, C, H, W] -> float32 [N, C, H, W]"""
@@ -136,9 +139,10 @@ class Preprocess:
         return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
-        """As a memory's header has it: mean, std, and the whitening's file."""
+        """As a memory's header has it: mean, std, the whitening's file, and how pictures are fitted."""
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
-        return {"mean": list(self.mean), "std": list(self.std), "zca": zca}
+        pictures = {} if self.pictures is None else {"pictures": self.pictures}
+        return {"mean": list(self.mean), "std": list(self.std), "zca": zca} | pictures
 
     def save_sidecar(self, folder: Path) -> None:
         """Put the ZCA file where a memory in `folder` looks for it (nothing to do without ZCA)."""
@@ -157,13 +161,16 @@ class Preprocess:
         try:
             mean, std = tuple(map(float, header["mean"])), tuple(map(float, header["std"]))
             name = None if header["zca"] is None else str(header["zca"]["file"])
+            pictures = header.get("pictures")
             if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
+                raise ValueError
+            if pictures is not None and not is_stated(pictures):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RecollectError(f"preprocessing {f'{header!r:.300}'} is damaged: mean, std and zca are expected") from None
         if name is not None and pixels is not None and not os.path.isfile(folder / name):
-            return _again(Preprocess(mean, std), pixels, name)
-        return Preprocess(mean, std, None if name is None else _load_zca(folder, name))
+            return replace(_again(Preprocess(mean, std), pixels, name), pictures=pictures)
+        return Preprocess(mean, std, None if name is None else _load_zca(folder, name), pictures)
 
 
 def _again(stated: Preprocess, pixels: Tensor, name: str) -> Preprocess:
