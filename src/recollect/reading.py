@@ -1,4 +1,4 @@
-"""Reading: how the pictures of a folder are found and made alike, in the words of command line, Python, config.json and headers."""
+"""Reading: how pictures of a folder are found and made alike, as command line, Python, config.json and headers say it."""
 
 import re
 from dataclasses import asdict, dataclass, fields
@@ -24,7 +24,7 @@ class Reading:
     labels: Path | None = None
     """file of labels: a .csv with the columns file and label, for pictures anywhere in the folder"""
     pattern: str | None = None
-    """place of the label in a picture's path below the folder, as in '{label}/**/*.png'. {split} is that of train, val or test"""
+    """place of the label in the paths of pictures, as in '{label}/**/*.png'; {split} is the place of train, val or test"""
     skip_bad: bool = False
     """leave out files that are damaged or no pictures, and say which"""
 

@@ -85,11 +85,12 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
     if not fits(data, _Spec) or "name" not in data:
         raise RecollectError(f"the run's config.json has data {f'{data!r:.100}'}: restore its name, root, size and classes")
-    known = {name: data[name] for name in ("root", "size", "classes", *OPTIONS) if name in data}
+    known: dict[str, Any] = {name: data[name] for name in ("root", "size", "classes", *OPTIONS) if name in data}
     known |= {name: value for name, value in instead.items() if value is not None}
     if known.get("labels"):
         known["labels"] = Path(known["labels"])
-    return load(data["name"], **known | {"classes": known.get("classes") or ()})
+    known["classes"] = known.get("classes") or ()
+    return load(data["name"], **known)
 
 
 def memory_path(path: Path) -> Path:

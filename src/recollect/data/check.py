@@ -164,7 +164,7 @@ def _shapes(folder: Path, seen: Sequence[Seen], size: int | None, fit: str) -> l
         found.append(Finding("sizes", what, remedy, _below(folder, odd), size is None, "--size 32"))
     elif size is None and max(most) > LARGE:
         remedy = "give a size to bring them to, as in --size 32"
-        found.append(Finding("large", f"large pictures: {most[0]}x{most[1]}", remedy, flag="--size 32"))
+        found.append(Finding("large", f"large pictures: {most[0]}x{most[1]}", remedy))
     long = [each for each in seen if max(each.size) > LONG * min(each.size)]
     if long and fit == "stretch":
         what = f"pictures far from square: {len(long)}"

@@ -65,7 +65,7 @@ def _lines(path: Path) -> list[str]:
 
 def image_folder(folder: Path, size: int | None, reading: Reading) -> Parts:
     """The pictures of a folder: by class folders, a pattern of paths or a .csv of labels."""
-    files, names, wrong = listed(folder, reading)
+    files, names, wrong, _ = listed(folder, reading)
     left_out = [each.why for each in wrong if reading.skip_bad and each.is_file]
     if refused := [each for each in wrong if not (reading.skip_bad and each.is_file)]:
         raise RecollectError(refused[0].why)
@@ -150,7 +150,7 @@ def _stack(
     for number, item in enumerate(items):
         try:
             with parsing(f"{item.name}: not a picture, or a damaged one", "replace it, or leave such files out (--skip-bad)"):
-                found = fitted(item.name, item.open(), size and (size, size), reading)
+                found = fitted(item.name, item.open(), None if size is None else (size, size), reading)
         except RecollectError as error:
             if not reading.skip_bad:
                 raise

@@ -198,8 +198,11 @@ def checked(found: "Checked") -> None:
         ("sizes", ", ".join(sizes[:SHOWN]) + f", {len(sizes) - SHOWN} more" * (len(sizes) > SHOWN)),
     ]
     pairs(found.folder, rows)
+    settled = [finding.what for finding in found.findings if finding.flag and not finding.stops]
+    if settled:
+        say("Settled by these options:", *(f"- {each}" for each in settled))
     for title, stops in (("It cannot be read as it is:", True), ("Worth a look:", False)):
-        several = [finding for finding in found.findings if finding.stops == stops]
+        several = [each for each in found.findings if each.stops == stops and (stops or not each.flag)]
         if several:
             say(title)
         for finding in several:
