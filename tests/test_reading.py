@@ -20,13 +20,13 @@ from recollect import Classifier, Memory, Preprocess, RecollectError, data, dist
 from recollect.classifier import read_picture
 from recollect.cli import main
 from recollect.data.check import ALIKE, check, leaders
-from recollect.data.fitting import fitted, open_picture
+from recollect.data.fitting import fitted, full_size, open_picture
 from recollect.header import can_prepare
 from recollect.reading import Reading
 from recollect.runs import Run
 
 RNG = np.random.default_rng(0)
-TINY = "--network mlp:width=8 --outer-steps 2 --inner-steps 2 --window 2 --device cpu --quiet".split()
+TINY = ["--network", "mlp:width=8", "--outer-steps", "2", "--inner-steps", "2", "--window", "2", "--device", "cpu", "--quiet"]
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_fits_of_a_wide_picture():
     wide = Image.fromarray(columns)
     of = {fit: fitted("x", wide, (4, 4), Reading(fit=fit)) for fit in ("stretch", "crop", "pad")}
     assert np.abs(of["stretch"].pixels[0] - [10, 60, 110, 160]).max() < 20
-    assert np.abs(of["crop"].pixels[0, :, [0, 3]] - np.array([[60], [110]])).max() < 2
+    assert np.abs(of["crop"].pixels[0, :, [0, 3]] - np.array([[60], [110]])).max() < 10
     assert of["stretch"].alpha is None
     assert of["pad"].alpha.tolist() == [[0] * 4, [255] * 4, [255] * 4, [0] * 4]
     assert of["pad"].on("white")[0, 0].tolist() == [255] * 4
@@ -127,6 +127,18 @@ def test_phones_turn_pictures(folder):
     exif[0x112] = 6  # to be turned by 90 degrees
     turned = open_picture(save(folder / "x.png", pixels, exif=exif))
     assert np.array_equal(turned, np.rot90(pixels, -1))
+
+
+def test_a_large_jpeg_is_decoded_small(folder):
+    """Which changes it by less than can be seen, and what is said of its size not at all."""
+    exif = Image.Exif()
+    exif[0x112] = 6
+    path = save(folder / "x.jpg", Image.fromarray(noise(12, 16)).resize((640, 480)), quality=90, exif=exif)
+    small, whole = open_picture(path, 16), open_picture(path)
+    assert (small.size, whole.size) == ((60, 80), (480, 640))
+    assert full_size(small) == full_size(whole) == (480, 640)
+    pixels = [fitted("x", each, (16, 16), Reading(fit="crop")).pixels.astype(int) for each in (small, whole)]
+    assert np.abs(pixels[0] - pixels[1]).max() <= 3
 
 
 # --- a folder -------------------------------------------------------------------------------------------------------------
@@ -177,7 +189,7 @@ def test_what_is_bad_is_left_out_and_said(folder):
     assert re.match(r"3 files left out that cannot be read: .*list.txt, .*broken.png, .*Thumbs.db \(recollect data", notice)
     for number in range(5):
         (folder / f"a/{number}.png").write_text("x")
-    with pytest.warns(UserWarning), pytest.raises(RecollectError, match="class 'a' has no training images"):
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(RecollectError, match="class 'a' has no training images"):
         data.load(folder, skip_bad=True)
     for number in range(5):
         (folder / f"b/{number}.png").write_text("x")
@@ -200,7 +212,7 @@ def test_labels_from_a_table(folder):
         images = data.load(flat, labels=table)
         assert images.class_names == ("a", "b")
         assert torch.equal(whole(images), expected)
-    refused(r"no class folders|a folder inside|not a picture", flat)
+    refused("a file beside the class folders", flat)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +238,7 @@ def test_tables_that_cannot_be(folder, text, message):
     ("pattern", "places"),
     [
         ("{label}/**/*.png", ["a/0.png", "a/x/1.png", "a/x/y/2.PNG", "b/0.png", "b/x/1.png", "b/2.png"]),
-        ("images/{label}_*.jp*g", ["images/a_b_0.jpg", "images/a_b_1.jpeg", "images/a_b_2.jpg", *(f"images/c_{i}.jpg" for i in "012")]),
+        ("i/{label}_*.jp*g", ["i/a_b_0.jpg", "i/a_b_1.jpeg", "i/a_b_2.jpg", "i/c_0.jpg", "i/c_1.jpg", "i/c_2.jpg"]),
         ("**/{label}/?.png", ["x/y/a/0.png", "a/1.png", "z/a/2.png", "b/0.png", "q/b/1.png", "b/2.png"]),
     ],
 )  # fmt: skip
@@ -277,6 +289,7 @@ def test_options_that_cannot_be(folder, toy_npz):
 # --- check ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*left out that cannot be read:UserWarning")
 def test_everything_is_listed_at_once(folder, capsys):
     pets(folder, n=24, height=20, width=20)
     (folder / "a/broken.png").write_bytes((folder / "a/0.png").read_bytes()[:60])
@@ -294,7 +307,7 @@ def test_everything_is_listed_at_once(folder, capsys):
     by = {each["kind"]: each for each in found["findings"]}
     files = {kind: each["files"] for kind, each in by.items()}
     assert found["pictures"] == 24 * 2 + 6 + 20
-    assert (found["classes"], found["sizes"]) == ({"a": 45, "b": 28, "c": 1}, {"20x20": 72, "20x40": 0} | found["sizes"])
+    assert (found["classes"], found["sizes"]) == ({"a": 45, "b": 28, "c": 1}, {"20x20": 72, "40x20": 1, "30x30": 1})
     assert files["stray"] == ["list.txt"]
     assert files["nested"] == ["a/deep"]
     assert [each.partition(":")[0] for each in files["unreadable"]] == ["a/broken.png"]
@@ -321,8 +334,8 @@ def test_everything_is_listed_at_once(folder, capsys):
     told = capsys.readouterr().out
     assert told.endswith("It can be read with these options.\n")
     assert "- unreadable files: 1\n" in told
-    assert main(["data", "show", str(folder), *settled]) == 0
-    assert "1 files left out" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match="^1 file left out that cannot be read: .*broken.png .*; 1 of 75 pictures are transp"):
+        assert main(["data", "show", str(folder), *settled]) == 0
 
 
 def test_a_folder_in_order_says_little(folder, capsys):
@@ -382,10 +395,10 @@ def test_what_check_calls_readable_is_read(tmp_path_factory, data_):
             readable = False
         try:
             data.load(folder, size=size, **options)
+            read, why = True, ""
         except RecollectError as error:
-            assert not readable, error
-        else:
-            assert readable
+            read, why = False, str(error)
+    assert read == readable, why
 
 
 def test_leaders_are_their_definition(monkeypatch):
@@ -454,6 +467,7 @@ def test_new_pictures_are_made_as_those_of_the_memory(wide, fit, capsys):
     assert f'"fit": "{fit}"' in json.dumps(memory.header.preprocessing)
 
 
+@pytest.mark.filterwarnings("ignore:.*left out that cannot be read:UserWarning")
 def test_a_run_keeps_how_its_pictures_are_read(wide, capsys):
     assert (
         main(["distill", str(wide), *READ, "--fit", "pad", "--background", "red", "--colour", "grey", *TINY, "--out", "run"]) == 0
@@ -486,6 +500,7 @@ def test_a_run_keeps_how_its_pictures_are_read(wide, capsys):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:.*left out that cannot be read:UserWarning")
 def test_labels_of_a_run_are_found_from_anywhere(wide, monkeypatch):
     rows = [f"{path.relative_to(wide)},{path.parent.parent.name}" for path in sorted(wide.rglob("*.png"))]
     Path("labels.csv").write_text("\n".join(["file,label", *rows]))

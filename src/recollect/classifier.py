@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.config import Recipe, from_json, read_recipe, to_json
-from recollect.data.fitting import FORMATS_READ, background_for, fitted, is_clear, is_grey, open_picture
+from recollect.data.fitting import FORMATS_READ, background_for, fitted, full_size, is_clear, is_grey, open_picture
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
@@ -233,7 +233,7 @@ def read_picture(picture: Picture, shape: Shape, stated: dict[str, str] | None =
         raise RecollectError(f"{name} has 1 or 3 channels, and this classifier sees {shape[0]}: use probabilities()")
     how = reading(**(stated or {}), colour="rgb" if shape[0] == 3 else "grey")
     with parsing(f"{name}: not a picture, or a damaged one", f"give a {FORMATS_READ} file"):
-        opened = open_picture(Path(picture)) if isinstance(picture, str | Path) else picture
+        opened = open_picture(Path(picture), max(shape[1:])) if isinstance(picture, str | Path) else picture
         found = fitted(name, opened, shape[1:], how)
         background = background_for(how, [found]) or "white"
         return torch.from_numpy(found.on(background).copy()), "; ".join(_done(opened, shape, how, background))
@@ -248,9 +248,9 @@ def _done(picture: "Image.Image", shape: Shape, how: Reading, background: str) -
         notices.append(f"transparent in parts, put on {background}")
     if is_grey(picture) != (shape[0] == 1):
         notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
-    if picture.size != (shape[2], shape[1]):
+    if (full := full_size(picture)) != (shape[2], shape[1]):
         done = {"stretch": "made", "crop": "cropped to", "pad": "padded to"}[how.fit]
-        notices.append(f"{picture.width}x{picture.height}, {done} {shape[2]}x{shape[1]}")
+        notices.append(f"{full[0]}x{full[1]}, {done} {shape[2]}x{shape[1]}")
     return notices
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from recollect.data.fitting import Fitted, background_for, is_clear, is_grey, open_picture
+from recollect.data.fitting import Fitted, background_for, full_size, is_clear, is_grey, open_picture
 from recollect.data.folders import File, Listing, listed
 from recollect.data.images import Images, Parts, from_numpy, make_images
 from recollect.data.readers import parsing
@@ -89,7 +89,7 @@ def check(folder: Path, size: int | None = None, seed: int = 0, **options: objec
     for file in files:
         try:
             with parsing(f"{file.path}: not a picture, or a damaged one", "replace it"):
-                seen.append(_seen(file, open_picture(file.path)))
+                seen.append(_seen(file, open_picture(file.path, size or THUMB)))
         except RecollectError as error:
             bad.append(str(error).removeprefix(f"{folder}/"))
     findings = [*_paths(folder, listing, how.skip_bad)]
@@ -127,7 +127,7 @@ def _seen(file: File, picture: "Image") -> Seen:
         shown = picture.convert("RGBA" if clear else "RGB")
     planes = np.asarray(shown.resize(small, Image.Resampling.BILINEAR)).transpose(2, 0, 1)
     thumb = Fitted(planes[:3], planes[3] if clear else None, clear)
-    return Seen(file, picture.size, is_grey(picture), clear, deep, thumb)
+    return Seen(file, full_size(picture), is_grey(picture), clear, deep, thumb)
 
 
 def _below(folder: Path, several: Iterable[Seen]) -> tuple[str, ...]:

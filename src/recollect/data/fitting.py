@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS_READ = "PNG, JPEG, WebP, GIF or BMP"
 PIXEL_BYTES = 16  # of a picture while it is decoded and converted
+ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # a tag of cameras, and its values where width and height change places
+FULL = "full size"  # where a picture's is kept
 GROUNDS = ("white", "black", "grey")  # the first on which the fewest pictures vanish
 VANISHES = 32  # mean difference from the background, of 255, below which nobody sees a picture
 
@@ -69,9 +71,13 @@ def background_for(reading: Reading, pictures: Sequence[Fitted]) -> str | None:
     return reading.background or (contrasting(clear) if clear else "black" if reading.fit == "pad" else None)
 
 
-def open_picture(path: Path) -> "Image":
+def open_picture(path: Path, size: int | None = None) -> "Image":
     """A picture of a file, decoded and upright. Its size is known, and refused, before that; other formats' decoders start
-    programs, or are seldom looked at."""
+    programs, or are seldom looked at.
+
+    Arguments:
+        size: pixels a side that it will be brought to. A JPEG is decoded no larger than that needs, which is faster by far.
+    """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     raw = content(path)
@@ -81,9 +87,20 @@ def open_picture(path: Path) -> "Image":
     except UnidentifiedImageError:
         raise RecollectError(f"{path}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
     limits.check(f"{path}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
+    full = opened.size
+    if size is not None:
+        opened.draft(None, (2 * size, 2 * size))
     opened.load()
-    turned = opened.getexif().get(0x0112, 1) != 1  # the tag of the orientation
-    return ImageOps.exif_transpose(opened) if turned else opened
+    orientation = opened.getexif().get(ORIENTATION, 1)
+    if orientation != 1:
+        opened, full = ImageOps.exif_transpose(opened), full[::-1] if orientation in SIDEWAYS else full
+    opened.info[FULL] = full
+    return opened
+
+
+def full_size(picture: "Image") -> tuple[int, int]:
+    """(width, height) of a picture's file, upright."""
+    return picture.info.get(FULL, picture.size)
 
 
 def is_clear(picture: "Image") -> bool:

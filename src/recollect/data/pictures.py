@@ -47,7 +47,7 @@ def tiny_imagenet(paths: Sequence[Path]) -> Parts:
         if len(fields) < 2 or fields[1] not in number:
             raise RecollectError(f"{annotations}: line {line} does not name a picture and a folder of train/: {AGAIN}")
         found.append((annotations.parent / "images" / fields[0], number[fields[1]], "test"))
-    splits, _ = _splits(_items(found), None, Reading(colour="rgb"), _bytes(found))  # a few are grey; all are 64x64
+    splits, _ = _splits(_items(found, None), None, Reading(colour="rgb"), _bytes(found))  # a few are grey; all are 64x64
     return Parts(splits, _tiny_names(folder / "words.txt", wnids))
 
 
@@ -70,12 +70,12 @@ def image_folder(folder: Path, size: int | None, reading: Reading) -> Parts:
     if refused := [each for each in wrong if not (reading.skip_bad and each.is_file)]:
         raise RecollectError(refused[0].why)
     found = [(file.path, names.index(file.label), file.role) for file in files]
-    splits, how = _splits(_items(found), size, reading, _bytes(found), left_out)
+    splits, how = _splits(_items(found, size), size, reading, _bytes(found), left_out)
     return Parts(splits, names, pictures=how)
 
 
-def _items(found: list[tuple[Path, int, str]]) -> list[Item]:
-    return [Item(str(path), partial(open_picture, path), label, role) for path, label, role in found]
+def _items(found: list[tuple[Path, int, str]], size: int | None) -> list[Item]:
+    return [Item(str(path), partial(open_picture, path, size), label, role) for path, label, role in found]
 
 
 def _bytes(found: list[tuple[Path, int, str]]) -> int:
@@ -157,7 +157,8 @@ def _stack(
             bad.append(str(error))
             continue
         if not kept:
-            limits.check(f"{len(items):,} pictures like {item.name}", len(items) * found.pixels.nbytes, own)
+            alike = f"{'without a --size, ' if size is None else ''}{len(items):,} pictures like {item.name}"
+            limits.check(alike, len(items) * found.pixels.nbytes, own)
             stack = np.empty((len(items), *found.pixels.shape), np.uint8)
         _check_alike(items[kept[0]].name if kept else item.name, stack.shape[1:], item.name, found.pixels.shape)
         stack[len(kept)] = found.pixels
@@ -184,7 +185,8 @@ def _notify(items: list[Item], bad: Sequence[str], clear: int, background: str |
     words = []
     if bad:
         names = ", ".join(each.partition(": ")[0] for each in bad[:SHOWN]) + ", ..." * (len(bad) > SHOWN)
-        words.append(f"{len(bad):,} files left out that cannot be read: {names} (recollect data check lists them)")
+        files = f"{len(bad):,} file{'s' * (len(bad) > 1)}"
+        words.append(f"{files} left out that cannot be read: {names} (recollect data check lists all)")
     if clear:
         chosen = "" if reading.background else ", on which they stand out (--background)"
         words.append(f"{clear:,} of {len(items):,} pictures are transparent in parts: put on {background}{chosen}")
