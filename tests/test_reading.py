@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from test_hostile import png
 
 from recollect import Classifier, Memory, Preprocess, RecollectError, data, distill, preset
@@ -127,6 +127,13 @@ def test_phones_turn_pictures(folder):
     exif[0x112] = 6  # to be turned by 90 degrees
     turned = open_picture(save(folder / "x.png", pixels, exif=exif))
     assert np.array_equal(turned, np.rot90(pixels, -1))
+    for orientation in range(10):
+        exif[0x112] = orientation
+        path = save(folder / "x.png", pixels, exif=exif)
+        assert np.array_equal(open_picture(path), ImageOps.exif_transpose(Image.open(path)))
+        assert full_size(open_picture(path)) == open_picture(path).size
+    for raw in (b"Exif\0\0MM\0*\0\0\0\x08\xff\xff" + bytes(9), b"Exif\0\0nonsense"):  # a whole picture all the same
+        assert np.array_equal(open_picture(save(folder / "y.png", pixels, exif=raw)), pixels)
 
 
 def test_a_large_jpeg_is_decoded_small(folder):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS_READ = "PNG, JPEG, WebP, GIF or BMP"
 PIXEL_BYTES = 16  # of a picture while it is decoded and converted
-ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # a tag of cameras, and its values where width and height change places
+SIDEWAYS = ("TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+TURNS = dict(enumerate(("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", *SIDEWAYS), 2))  # what undoes a camera's orientation
 FULL = "full size"  # where a picture's is kept
 GROUNDS = ("white", "black", "grey")  # the first on which the fewest pictures vanish
 VANISHES = 32  # mean difference from the background, of 255, below which nobody sees a picture
@@ -78,7 +79,7 @@ def open_picture(path: Path, size: int | None = None) -> "Image":
     Arguments:
         size: pixels a side that it will be brought to. A JPEG is decoded no larger than that needs, which is faster by far.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     raw = content(path)
     try:
@@ -91,11 +92,20 @@ def open_picture(path: Path, size: int | None = None) -> "Image":
     if size is not None:
         opened.draft(None, (2 * size, 2 * size))
     opened.load()
-    orientation = opened.getexif().get(ORIENTATION, 1)
-    if orientation != 1:
-        opened, full = ImageOps.exif_transpose(opened), full[::-1] if orientation in SIDEWAYS else full
+    if turn := TURNS.get(_orientation(opened)):
+        opened = opened.transpose(Image.Transpose[turn])
+        full = full[::-1] if turn in SIDEWAYS else full
     opened.info[FULL] = full
     return opened
+
+
+def _orientation(picture: "Image") -> int:
+    """As its camera held it; 1, upright, where that is not known. Damaged words on a whole picture are no reason to refuse it."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return picture.getexif().get(0x0112, 1)
+    except Exception:  # these raise almost anything
+        return 1
 
 
 def full_size(picture: "Image") -> tuple[int, int]:
