@@ -18,12 +18,11 @@ from recollect.bench import cpu as bench
 from recollect.config import Recipe
 from recollect.data.augment import Schedule
 from recollect.errors import RecollectError
-from recollect.fast import cpu
+from recollect.fast import cpu, keep_pages
 from recollect.fast import cpu_kernels as kernels
 from recollect.fast.cpu import CpuConvNet
 from recollect.fast.engine import Engine
 from recollect.fast.flat import General
-from recollect.fast.pages import keep_pages
 from recollect.nets import InstanceNorm, Network
 
 PRECISIONS = ["fp32", "bf16"]

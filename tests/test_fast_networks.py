@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from recollect import unroll
 from recollect.fast import patches, span
 from recollect.fast.chain import Chain, Half
+from recollect.fast.compiled import PruneConvolutions
 from recollect.fast.engine import Engine, Start
 from recollect.fast.patches import Window
-from recollect.fast.prune import PruneConvolutions
 from recollect.nets import Network
 
 
