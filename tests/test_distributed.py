@@ -20,8 +20,7 @@ from recollect import RecollectError, cli, distill, distributed, unroll
 from recollect.config import changed, preset
 from recollect.distributed import Ranks
 from recollect.fast.engine import Engine
-from recollect.fast.flat import General
-from recollect.fast.shards import Shards
+from recollect.fast.flat import General, Shards
 from recollect.files import sha256
 from recollect.nets import Network
 
