@@ -3,12 +3,14 @@
 Torch is imported when vectors are made, so that a file can say what it is asked with at once.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from recollect.config import DistillConfig
+from recollect.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
     from recollect.nets import Network, Params, Shape
 
 ENCODER = "convnet"  # makes query vectors of pictures
-MOST_SIZE = 65536  # numbers of a vector, classes or pictures: a header that asks for more is damaged
 Form = Literal["unit", "probabilities"]
+STAND_INS = 10  # continuous targets that stand for classes: in the budget, in an outer step, and in the file
 OLD_FORMS: dict[str, Form] = {"chances": "probabilities"}  # in files of 0.1
 
 
@@ -128,14 +130,83 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Vectors:
-    """Vectors that somebody else's query kind makes: a file can be asked with them, and knows no more."""
+    """Vectors that are given, of each class or of each training image. A file has those of its classes as the tensor `vectors`;
+    one of somebody else's query kind may have none, and is asked with floats alone."""
 
     size: int
-    kind: str
+    kind: str = "vectors"
+    shots: int = 0
+    """training images of each class with whose vectors an outer step asks; 0: with the vector of the class"""
+    table: "Tensor | None" = field(default=None, compare=False, repr=False)
+    """[classes, d_y], where it is at hand: in a run"""
+    words: dict[str, Any] = field(default_factory=dict)
+    """how a word becomes a vector, if it can: see docs/queries.md"""
+    ways = None
     unit = "vector"
 
+    @property
+    def each(self) -> int:
+        return max(1, self.shots)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether its file says what the vectors of its classes are."""
+        return self.kind == "vectors"
+
+    def fresh(self, seed: int, device: str) -> "Params":
+        return {}
+
+    def vectors(self, params: "Params", labels: "Tensor", given: "Tensor") -> "Tensor":
+        """`given` are the vectors of training images [G, shots, d_y]."""
+        if self.shots:
+            return given.flatten(0, 1)
+        assert self.table is not None
+        return self.table.to(labels.device)[labels]
+
     def header(self) -> dict[str, Any]:
-        return {"kind": self.kind, "size": self.size}
+        return {"kind": self.kind, "size": self.size} | ({"words": self.words} if self.words else {})
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Continuous targets: y is a target, standardised, and behind it a 1, so that what is recalled is affine in the target."""
+
+    mean: tuple[float, ...]
+    """of each target, over the training data"""
+    std: tuple[float, ...]
+    shots: int = STAND_INS
+    """targets that an outer step samples"""
+    ways = None
+    unit = "target"
+
+    @property
+    def size(self) -> int:
+        return len(self.mean) + 1
+
+    @property
+    def each(self) -> int:
+        return self.shots
+
+    def prepare(self, targets: "Tensor") -> "Tensor":
+        """As a network sees them: [N, targets] standardised."""
+        return ((targets.double() - targets.new_tensor(self.mean).double()) / targets.new_tensor(self.std).double()).float()
+
+    def undo(self, outputs: "Tensor") -> "Tensor":
+        """What a network puts out, in the targets' own units."""
+        return outputs * outputs.new_tensor(self.std) + outputs.new_tensor(self.mean)
+
+    def fresh(self, seed: int, device: str) -> "Params":
+        return {}
+
+    def vectors(self, params: "Params", labels: "Tensor", given: "Tensor") -> "Tensor":
+        """`given` are standardised targets [..., targets]."""
+        import torch
+
+        targets = given.reshape(-1, len(self.mean))
+        return torch.cat([targets, torch.ones_like(targets[:, :1])], 1)
+
+    def header(self) -> dict[str, Any]:
+        return {"kind": "targets", "size": self.size, "mean": list(self.mean), "std": list(self.std)}
 
 
 QUERIES: dict[str, Callable[[DistillConfig, "Shape", int], Query]] = {
@@ -147,19 +218,24 @@ QUERIES: dict[str, Callable[[DistillConfig, "Shape", int], Query]] = {
 """name -> what makes it, for a config, an image shape and a number of classes"""
 
 
-def stated(header: dict[str, Any], shape: "Shape", classes: int) -> "Labels | Pictures | Vectors":
+Stated = Labels | Pictures | Vectors | Targets
+
+
+def stated(header: dict[str, Any], shape: "Shape", classes: int) -> Stated:
     """The query kind that a memory's header states; `is_valid` has looked at it."""
     if not header:
         return Labels(classes)
     if "encoder" not in header:
-        return Vectors(header["size"], header["kind"])
+        if header["kind"] == "targets":
+            return Targets(tuple(map(float, header["mean"])), tuple(map(float, header["std"])))
+        return Vectors(header["size"], header["kind"], words=header.get("words", {}))
     form = header.get("form", "unit")
     return Pictures(shape, header["size"], OLD_FORMS.get(form) or form, header["shots"], header["ways"], header["encoder"])
 
 
 def is_valid(header: object) -> bool:
     """Whether a header's part on queries makes sense: empty for labels; else an encoder's name and three numbers, and a form that
-    older files do not have; or somebody's own kind and its size."""
+    older files do not have; or the kind of its vectors and their size, and for targets their mean and deviation."""
     if header == {}:
         return True
     if not isinstance(header, dict):
@@ -167,6 +243,21 @@ def is_valid(header: object) -> bool:
     numbers = ("size", "ways", "shots") if "encoder" in header else ("size",)
     if not isinstance(header.get("encoder", header.get("kind")), str):
         return False
-    if header.get("form", "unit") not in ("unit", "probabilities", *OLD_FORMS):
+    if header.get("form", "unit") not in ("unit", "probabilities", *OLD_FORMS) or not _can_say_words(header.get("words", {})):
         return False
-    return all(type(header.get(name)) is int and 0 < header[name] <= MOST_SIZE for name in numbers)
+    if not all(type(header.get(name)) is int and 0 < header[name] <= MOST_SIZE for name in numbers):
+        return False
+    return header.get("kind") != "targets" or all(_are_numbers(header.get(name), header["size"] - 1) for name in ("mean", "std"))
+
+
+def _can_say_words(words: object) -> bool:
+    return words == {} or (isinstance(words, dict) and isinstance(words.get("model"), str))
+
+
+def _are_numbers(values: object, count: int) -> bool:
+    """Finite ones, as many."""
+    return (
+        isinstance(values, list)
+        and len(values) == count > 0
+        and all(type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value) for value in values)
+    )

@@ -5,7 +5,8 @@ A reader returns Parts; `make_images` checks them and adds what the dataset does
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +31,13 @@ class Split:
     """
 
     images: Tensor
-    """uint8 [N, C, H, W]"""
+    """uint8 [N, C, H, W]; or float32, as vectors of d numbers are: [N, d, 1, 1]"""
     labels: Tensor
-    """int64 [N]"""
+    """int64 [N]; zeros where there are continuous targets"""
+    targets: Tensor | None = None
+    """float32 [N, targets], in their own units"""
+    vectors: Tensor | None = None
+    """float32 [N, d_y], where each image has a query vector of its own"""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,13 +48,20 @@ class Split:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of all of it."""
-        return sha256(self.images.numpy().tobytes(), self.labels.numpy().tobytes())
+        return sha256(*(tensor.numpy().tobytes() for tensor in self._tensors if tensor is not None))
+
+    @property
+    def _tensors(self) -> tuple[Tensor | None, ...]:
+        return self.images, self.labels, self.targets, self.vectors
 
     def __getitem__(self, index: Tensor) -> "Split":
-        return Split(self.images[index], self.labels[index])
+        return Split(*(None if tensor is None else tensor[index] for tensor in self._tensors))
 
     def __add__(self, other: "Split") -> "Split":
-        return Split(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
+        pairs = list(zip(self._tensors, other._tensors, strict=True))
+        if any((ours is None) != (theirs is None) for ours, theirs in pairs):
+            raise RecollectError("one of two splits has targets or query vectors, and the other has none: give both or neither")
+        return Split(*(None if ours is None else torch.cat([ours, theirs]) for ours, theirs in pairs))
 
 
 def from_numpy(images: np.ndarray, labels: ArrayLike) -> Split:
@@ -65,6 +77,18 @@ class Parts:
     splits: Mapping[str, Split]  # train, and what there is of validation and test
     class_names: tuple[str, ...] = ()  # none: the labels' numbers are the names
     superclasses: tuple[int, ...] | None = None
+    columns: tuple[str, ...] = ()
+
+
+class Words(NamedTuple):
+    """How a word becomes a query vector: y = (what the model embeds it in - mean) projection, made one of length 1."""
+
+    model: str
+    """a name that is kept in files"""
+    projection: Tensor
+    """[D, d_y]"""
+    mean: Tensor
+    """[D]"""
 
 
 @dataclass(frozen=True)
@@ -83,12 +107,20 @@ class Images:
     validation: Split
     test: Split
     class_names: tuple[str, ...]
+    """by the number of their label; of continuous targets their names"""
     superclasses: tuple[int, ...] | None = None
     """for each class the number of its superclass (CIFAR-100)"""
+    columns: tuple[str, ...] = ()
+    """names of the numbers of a vector; none where images are images"""
+    vectors: Tensor | None = None
+    """float32 [classes, d_y], where each class has a query vector of its own"""
+    words: Words | None = None
+    """how these vectors are made of words, if they are"""
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
-        return f"Images({self.name}: {self.classes} classes of {'x'.join(map(str, self.shape))}; {parts})"
+        names = f"{self.classes} classes" if self.train.targets is None else ", ".join(self.class_names[:3])
+        return f"Images({self.name}: {names} of {'x'.join(map(str, self.shape))}; {parts})"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -98,11 +130,13 @@ class Images:
 
     @property
     def classes(self) -> int:
-        """number of classes"""
+        """number of classes, or of continuous targets: outputs of a network"""
         return len(self.class_names)
 
     def only(self, class_names: Sequence[str]) -> "Images":
         """The images of some classes, numbered in the order they are named in."""
+        if self.train.targets is not None:
+            raise RecollectError(f"{self.name} has continuous targets, and no classes to choose from: leave the classes out")
         for place, name in enumerate(class_names):
             if name not in self.class_names:
                 raise unknown(f"class of {self.name}", name, self.class_names)
@@ -114,8 +148,9 @@ class Images:
 
         above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
         kept = (split[number[split.labels] >= 0] for split in (self.train, self.validation, self.test))
-        train, validation, test = (Split(split.images, number[split.labels]) for split in kept)
-        return Images(self.name, train, validation, test, tuple(class_names), above)
+        train, validation, test = (replace(split, labels=number[split.labels]) for split in kept)
+        vectors = None if self.vectors is None else self.vectors[old]
+        return Images(self.name, train, validation, test, tuple(class_names), above, self.columns, vectors, self.words)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -201,7 +201,7 @@ def npz(path: Path) -> Parts:
             remedy = "name the arrays x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels"
             raise RecollectError(f"{path}: no images in it (it has {', '.join(names)[:200] or 'nothing'}): {remedy}")
         read = [name for name in (*itertools.chain(*keys.values()), "class_names") if name in names]
-        arrays = {name: _npy(f"{path}: '{name}'", archive, name, len(raw)) for name in read}
+        arrays = {name: npy(f"{path}: '{name}'", archive, name, len(raw)) for name in read}
     splits = {}
     for part, (images, labels) in keys.items():
         if (images in arrays) != (labels in arrays):
@@ -216,7 +216,7 @@ def npz(path: Path) -> Parts:
     return Parts(splits, tuple(map(text, called.tolist())))
 
 
-def _npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
+def npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
     """One array of an archive; how large it is, is known before it is unpacked."""
     with archive.open(f"{name}.npy") as file:
         head = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
