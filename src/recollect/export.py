@@ -1,5 +1,6 @@
-"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, or plain .pt tensors."""
+"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, plain .pt tensors, .csv of vectors."""
 
+import csv
 import io
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,16 +16,17 @@ from recollect.data.preprocess import Preprocess
 from recollect.errors import RecollectError
 from recollect.files import write_through
 from recollect.memory import Memory, Query
+from recollect.queries import Targets
 from recollect.show.pictures import png, to_pixels
 
-Format = Literal["npz", "png", "sheet", "pt"]
+Format = Literal["npz", "png", "sheet", "pt", "csv"]
 
 
 def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
     """Write a recall to `out`, a file (npz, sheet) or a folder (png, pt) that must not be there yet; all of it, or nothing."""
     if out.exists():
         raise RecollectError(f"{out} already exists: give another name (--out)")
-    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, *memory.recall(query))
+    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt, "csv": _csv}[kind](memory, *memory.recall(query))
     try:
         for name, data in files.items():
             write_through(out / name, data)
@@ -40,6 +42,11 @@ def npz(images: Tensor, labels: Tensor, class_names: Sequence[str], preprocess: 
 
 
 def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    """of vectors or continuous targets X and y in their own units, beside the images as a network sees them"""
+    if memory.preprocess().columns or isinstance(memory.asked, Targets):
+        x, y = memory.preprocess().undo(images), _own(memory, labels)
+        arrays = {"images": images.numpy(), "X": x.flatten(1).numpy() if x.shape[2:] == (1, 1) else x.numpy(), "y": y.numpy()}
+        return {"": _bytes(np.savez_compressed, **arrays, class_names=np.array(memory.class_names))}
     return {"": npz(images, labels, memory.class_names, memory.preprocess())}
 
 
@@ -48,8 +55,29 @@ def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     return {"images.pt": _bytes(partial(torch.save, images.clone())), "labels.pt": _bytes(partial(torch.save, labels.clone()))}
 
 
+def _own(memory: Memory, labels: Tensor) -> Tensor:
+    """Labels; or targets in their own units."""
+    return memory.asked.undo(labels) if isinstance(memory.asked, Targets) else labels
+
+
+def _csv(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    """vectors in their own units, a row each, and behind them their targets or the name of their class"""
+    columns, continuous = memory.preprocess().columns, isinstance(memory.asked, Targets)
+    if not columns:
+        raise RecollectError(f"{memory.name} recalls images, and a .csv is for vectors: give --format npz, png, sheet or pt")
+    truth = _own(memory, labels).tolist() if continuous else [[memory.class_names[label]] for label in labels.tolist()]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, *(memory.class_names if continuous else ("class",))])
+    for row, own in zip(memory.preprocess().undo(images).flatten(1).tolist(), truth, strict=True):
+        writer.writerow([*(f"{value:.7g}" for value in row), *(f"{each:.7g}" if continuous else each for each in own)])
+    return {"": text.getvalue().encode()}
+
+
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
+    if isinstance(memory.asked, Targets) or memory.preprocess().columns:
+        raise RecollectError(f"{memory.name} has no images of classes: give --format npz, pt or csv")
     shown, files = to_pixels(memory.preprocess().undo(images)), {}
     for label in labels.unique().tolist():
         name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()
