@@ -270,6 +270,14 @@ def test_nobody_to_meet():
     assert f"error: rank 1 of 2 met nobody at 127.0.0.1:{port} in 1 s: start all 2 processes by torchrun" in ended.stderr
 
 
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "many"), ("RANK", "-1"), ("RANK", "1" * 4400), ("LOCAL_RANK", "٣")])
+def test_an_environment_that_is_none(name, value, monkeypatch, capsys):
+    for each, usual in {"WORLD_SIZE": "2", "RANK": "0", name: value}.items():
+        monkeypatch.setenv(each, value if each == name else usual)
+    assert cli.main(["distill", "digits"]) == 2
+    assert f"error: the environment has {name} '{value}', no whole number" in capsys.readouterr().err
+
+
 def met(*facts: dict[str, object]) -> list[str]:
     """What each of some processes is told when they meet; nothing if they may go on."""
     store, told = torch.distributed.HashStore(), [""] * len(facts)
