@@ -40,7 +40,7 @@ outer: one outer step
 training: fresh networks on a recall
 experts: networks trained once on real images
 runs: a run's folder
-jobs: independent jobs, run anywhere
+jobs, cluster: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
 own: what is given in Python, tried first

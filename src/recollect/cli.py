@@ -38,7 +38,7 @@ from recollect.commands.studio import Studio
 from recollect.commands.zoo import Zoo
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
-from recollect.errors import RecollectError
+from recollect.errors import Left, RecollectError
 from recollect.show.terminal import answering, plain
 
 KINDS: dict[str, Any] = {
@@ -183,6 +183,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return _performed(parse(sys.argv[1:] if arguments is None else arguments), ranks)
         finally:
             sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
+    except Left:
+        return 0
     except RecollectError as error:
         print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2
