@@ -51,6 +51,7 @@ evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation
 continual: streams, learners, metrics
+cost: what a run takes, before it is started
 show: terminal, report, figures
 export: a recall as files
 reproduce: the paper's tables and figures

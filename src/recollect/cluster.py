@@ -225,8 +225,8 @@ class _Performance:
             outcome = self.ray.get(task)
         except self.ray.exceptions.RayError as error:
             raise RecollectError(
-                f"{job.name} ended {TRIES + 1} times with its worker or node ({type(error).__name__}): see its log in {folder}; "
-                "what is finished is kept, and the run can be resumed"
+                f"{job.name} ended {TRIES + 1} times with its worker or node ({type(error).__name__}): see {folder}/logs; what "
+                "is finished is kept, and the run can be resumed"
             ) from None
         for name, data in outcome.files.items():
             assert folder is not None
@@ -317,7 +317,7 @@ def _perform(
                 write_atomically(folder / name, data)
         job = _unpickled(given, folder)[number]
         if folder:
-            log = stack.enter_context(open(folder / (re.sub(r"[^\w.=-]+", "-", job.name) + ".log"), "a", buffering=1))
+            log = stack.enter_context(open(_log(folder, job), "a", buffering=1))
             stack.enter_context(contextlib.redirect_stdout(log))
             stack.enter_context(contextlib.redirect_stderr(log))
         try:
@@ -334,6 +334,11 @@ def _perform(
         if folder and files is not None:
             written = {name: data for name, data in _files(folder).items() if files.get(name) != data}
     return _Outcome(result, failed, written)
+
+
+def _log(folder: Path, job: Job) -> Path:
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    return folder / "logs" / (re.sub(r"[^\w.=-]+", "-", job.name) + ".txt")
 
 
 def _sendable(error: BaseException) -> BaseException:

@@ -1,7 +1,8 @@
 """Choosing a setting on the validation split: one distillation for each value, judged by images that none of them saw.
 
 config.json          what was asked for
-bases=8/             the run of each value, and bases=8.json, what it gave; on a cluster, bases-8.log, what it said
+bases=8/             the run of each value, and bases=8.json, what it gave
+logs/                what jobs on a cluster have said
 select.json          all of it, as far as it is there, to draw figures from
 """
 
