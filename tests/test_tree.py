@@ -40,7 +40,7 @@ outer: one outer step
 training: fresh networks on a recall
 experts: networks trained once on real images
 runs: a run's folder
-jobs: independent jobs, run anywhere
+jobs, cluster: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
 own: what is given in Python, tried first
@@ -51,6 +51,7 @@ evaluation: accuracy of trained networks
 composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation
 continual: streams, learners, metrics
+cost: what a run takes, before it is started
 show: terminal, report, figures
 export: a recall as files
 reproduce: the paper's tables and figures

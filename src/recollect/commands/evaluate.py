@@ -5,20 +5,25 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
 from recollect import zoo
 from recollect.commands.distill import write_report
 from recollect.commands.inputs import Files, at_least_one, loaded, memory_path, write_to
+from recollect.commands.performing import JOBS, Performing, spelt
 from recollect.errors import RecollectError
 from recollect.show import terminal
 
 if TYPE_CHECKING:
+    from recollect.config import Recipe
     from recollect.data import Images
     from recollect.distributed import Ranks
+    from recollect.evaluation import Evaluation
+    from recollect.jobs import Job
     from recollect.memory import Memory
+    from recollect.training import Progress
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Evaluate(Files):
     """seed of the networks"""
     device: str = "auto"
     """device that computes: cpu, cuda, or auto (cuda where there is one)"""
+    jobs: Annotated[Performing, *JOBS] = Performing()
 
     def perform(self) -> int:
         path = memory_path(self.memory)
@@ -63,9 +69,9 @@ class Evaluate(Files):
             )
         with terminal.loading(path):
             memory, images = self._loaded(path)
-        from recollect.evaluation import chosen_real, evaluate, full_data, keep, mean_predictor, memory_recipe
+        from recollect.evaluation import keep, mean_predictor, memory_recipe
+        from recollect.jobs import Job
         from recollect.nets import constructor
-        from recollect.queries import STAND_INS
 
         recipe = memory_recipe(memory)
         if self.epochs is not None:
@@ -79,28 +85,22 @@ class Evaluate(Files):
             raise RecollectError(f"{path} has a budget of {per_class!r} images per class: add --no-baselines")
         recipes = [dataclasses.replace(recipe, network=name) for name in names]
 
+        if self.jobs.executor == "list":
+            words = spelt("evaluate", self, "architectures", "json")
+            own = [Job(name, _row, command=(*words, "--architectures", name)) for name in names]
+            self.jobs.chosen().run(own, lambda what, amount: None)
         ranks = self._met(path, images, options | {"recipe": dataclasses.asdict(recipe), "architectures": names})
         baselines, continuous = () if self.no_baselines else self.baselines, images.train.targets is not None
-        rows_in_all = len(names) * (1 + len(baselines)) + (self.full > 0)
-        rows: list[tuple[Any, str]] = []
-
-        def measure(name: str, numbers: int, how: Callable[..., Any], *of: Any, **more: Any) -> None:
-            with terminal.trainings(f"{name} ({len(rows) + 1} of {rows_in_all})") as progress:
-                rows.append((how(*of, progress=progress, **options, **more), f"{numbers:,} numbers"))
-
-        for each in recipes:
-            measure("memory", memory.floats, evaluate, memory, images, recipe=each)
-        found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
-        if continuous and baselines:
-            rows.append((mean_predictor(images, self.on), f"{images.classes:,} numbers"))
-        for how in baselines:
-            count = per_class * (STAND_INS if continuous else images.classes)
-            size = count * images.train.images[0].numel()
-            for each in recipes:
-                measure(f"{how} real images", size, chosen_real, images, how, per_class, preprocess, each)
+        jobs, sizes = self._jobs(memory, images, recipes, baselines, options)
         if self.full:
             whole = dataclasses.replace(recipe, epochs=self.full)
-            measure("all the data", images.train.images.numel(), full_data, images, preprocess, whole)
+            jobs.append(_job("all the data", whole, options, "full_data", images, memory.preprocess(images)))
+            sizes.append(images.train.images.numel())
+        done = self._performed(jobs, images.name, ranks.world)
+        rows = list(zip(done, (f"{numbers:,} numbers" for numbers in sizes), strict=True))
+        found = [evaluation for evaluation, _ in rows[: len(names)]]
+        if continuous and baselines:
+            rows.insert(len(names), (mean_predictor(images, self.on), f"{images.classes:,} numbers"))
         if ranks.rank:
             return 0
         if str(self.json) != "-":
@@ -117,6 +117,40 @@ class Evaluate(Files):
         if _is_of_run(path) and (self.record or not self.json):
             write_report(path.parent)
         return 0
+
+    def _jobs(
+        self, memory: "Memory", images: "Images", recipes: "list[Recipe]", baselines: tuple[str, ...], options: dict[str, Any]
+    ) -> "tuple[list[Job], list[int]]":
+        """One for each row of the table, and the numbers that it has of its data."""
+        from recollect.queries import STAND_INS
+
+        per_class, preprocess = memory.header.budget.get("images_per_class", 1), memory.preprocess(images)
+        count = per_class * (STAND_INS if images.train.targets is not None else images.classes)
+        jobs = [_job("memory", each, options, "evaluate", memory, images) for each in recipes]
+        sizes = [memory.floats] * len(recipes)
+        for how in baselines:
+            given = images, how, per_class, preprocess
+            jobs += [_job(f"{how} real images", each, options, "chosen_real", *given) for each in recipes]
+            sizes += [count * images.train.images[0].numel()] * len(recipes)
+        return jobs, sizes
+
+    def _performed(self, jobs: "list[Job]", name: str, processes: int) -> "list[Evaluation]":
+        """One after another, each with its own progress; or all by an executor."""
+        if self.jobs.is_usual or processes > 1:
+            done = []
+            for number, job in enumerate(jobs, 1):
+                with terminal.trainings(f"{job.name.partition(',')[0]} ({number} of {len(jobs)})") as progress:
+                    done.append(job(lambda now, _, show=progress: show(now[1]) if show else None))
+            return done
+        total = sum(job.units for job in jobs)
+        with terminal.steps(name, int(total), unit="epoch") as show:
+            update = terminal.of_all(show, total) if show else lambda line: None
+
+            def tell(now: "tuple[str, Progress]", _: float) -> None:
+                step = now[1].finished * now[1].epochs + now[1].together * now[1].epoch
+                update({"job": now[0], "step": step, "loss": now[1].loss, "seconds": 0.0})
+
+            return self.jobs.chosen().run(jobs, tell)
 
     def _loaded(self, path: Path) -> "tuple[Memory, Images]":
         from recollect.memory import Memory
@@ -145,6 +179,22 @@ class Evaluate(Files):
             if each not in better:
                 print(f"not recorded: the header has an accuracy of more networks ({each.network}, {each.on})", file=sys.stderr)
         memory.with_accuracy(*(evaluation.entry() for evaluation in better)).save(path)
+
+
+def _job(name: str, recipe: "Recipe", options: dict[str, Any], how: str, *given: Any) -> "Job":
+    """One row, measured by a function of evaluation.py."""
+    from recollect.jobs import Job
+
+    called = f"{name}, {recipe.network}, {recipe.epochs} epochs"
+    return Job(called, _row, (called, recipe, options, how, given), options["networks"] * recipe.epochs)
+
+
+def _row(
+    called: str, recipe: "Recipe", options: dict[str, Any], how: str, given: tuple[Any, ...], tell: Callable[..., None]
+) -> "Evaluation":
+    from recollect import evaluation
+
+    return getattr(evaluation, how)(*given, recipe=recipe, progress=lambda now: tell((called, now), 0.0), **options)
 
 
 def _is_of_run(memory: Path) -> bool:
