@@ -30,6 +30,7 @@ from recollect.commands.experts import Experts
 from recollect.commands.info import Info
 from recollect.commands.inputs import Data
 from recollect.commands.plot import Plot
+from recollect.commands.push import Push
 from recollect.commands.recall import Recall
 from recollect.commands.reproduce import Reproduce
 from recollect.commands.resume import Resume
@@ -58,6 +59,7 @@ KINDS: dict[str, Any] = {
     "demo": Demo,
     "reproduce": Reproduce,
     "zoo": Zoo,
+    "push": Push,
     "studio": Studio,
     "bench": Bench,
 }

@@ -26,7 +26,7 @@ class Evaluate(Files):
     """Train fresh networks on a memory, and report their accuracy beside random real images of the same floats."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     data: str | None = None
     """dataset that the memory was made of, where its name is not enough: a folder, a .npz file, hf:owner/name"""
     networks: int = 20
@@ -47,7 +47,7 @@ class Evaluate(Files):
     """write the accuracy into the memory file's header"""
     json: Path | None = None
     """file to write all values to; - writes them to standard output. Default: a file in evaluations/ beside the memory, or in
-    runs/zoo/NAME for a memory of the zoo"""
+    runs/zoo/NAME for a memory of the zoo (runs/hub/OWNER/NAME: of the Hub)"""
     seed: int = 0
     """seed of the networks"""
     device: str = "auto"
@@ -58,7 +58,8 @@ class Evaluate(Files):
         shipped = zoo.name_of(path)
         if shipped and self.record:
             raise RecollectError(
-                f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
+                f"{shipped} is of the {'Hub' if ':' in shipped else 'zoo'}, whose files stay as they are: save a copy, and "
+                "record there (--record)"
             )
         with terminal.loading(path):
             memory, images = self._loaded(path)
@@ -105,7 +106,7 @@ class Evaluate(Files):
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
             )
         else:
-            terminal.say(f"kept in {keep(path, rows, Path('runs') / 'zoo' / shipped if shipped else None)}")
+            terminal.say(f"kept in {keep(path, rows, _elsewhere(shipped))}")
         if self.record:
             self._record(memory, found, path)
         if _is_of_run(path) and (self.record or not self.json):
@@ -139,6 +140,12 @@ class Evaluate(Files):
             if each not in better:
                 print(f"not recorded: the header has an accuracy of more networks ({each.network}, {each.on})", file=sys.stderr)
         memory.with_accuracy(*(evaluation.entry() for evaluation in better)).save(path)
+
+
+def _elsewhere(name: str | None) -> Path | None:
+    """Where evaluations of a memory are kept that is not the user's own: runs/zoo/NAME, runs/hub/OWNER/NAME."""
+    kind, colon, rest = (name or "").partition(":")
+    return Path("runs", kind, rest) if colon else Path("runs", "zoo", name) if name else None
 
 
 def _is_of_run(memory: Path) -> bool:
