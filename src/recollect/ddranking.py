@@ -6,15 +6,17 @@ between 0 and 1; version 0.2.0 of the package (ddranking) takes percentages.
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from statistics import mean, stdev
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from recollect.config import Recipe
+from recollect.data.images import Images
 from recollect.errors import RecollectError
-from recollect.evaluation import Evaluation, memory_recipe
+from recollect.evaluation import Evaluation, Options, evaluate, full_data, memory_recipe, random_real
 from recollect.memory import Memory
 
 AUGMENT = "flip+rotate+scale+crop+cutout+brightness+contrast+saturation"
@@ -57,18 +59,24 @@ class Given:
 
 def given(memory: Memory) -> Given:
     """All that a memory recalls, for the package."""
-    known, per_class = KNOWN.get(memory.header.dataset), memory.header.budget.get("images_per_class")
+    known = KNOWN.get(memory.header.dataset)
     if known is None:
         raise RecollectError(f"DD-Ranking has no dataset {memory.header.dataset}: give a memory of {', '.join(KNOWN)}")
     if len(memory.class_names) != known.classes:
         raise RecollectError(f"{memory.name} has {len(memory.class_names)} classes: DD-Ranking wants all {known.classes}")
-    if type(per_class) is not int or per_class < 1:
-        raise RecollectError(f"{memory.name} has a budget of {per_class!r} images per class: DD-Ranking wants 1 or more")
     images, labels = memory.recall()
-    mean, std = (torch.tensor(values)[:, None, None] for values in (known.mean, known.std))
+    centre, scale = (torch.tensor(values)[:, None, None] for values in (known.mean, known.std))
     recipe = memory_recipe(memory)
-    config = _config(known.name, per_class, memory.image_shape, recipe)
-    return Given((memory.preprocess().undo(images) - mean) / std, labels, torch.tensor(recipe.lr), config)
+    config = _config(known.name, _per_class(memory), memory.image_shape, recipe)
+    return Given((memory.preprocess().undo(images) - centre) / scale, labels, torch.tensor(recipe.lr), config)
+
+
+def _per_class(memory: Memory) -> int:
+    """N of the budget: as many random real images of each class a memory is compared with."""
+    found = memory.header.budget.get("images_per_class")
+    if type(found) is not int or found < 1:
+        raise RecollectError(f"{memory.name} has a budget of {found!r} images per class: DD-Ranking wants 1 or more")
+    return found
 
 
 def _config(name: str, per_class: int, shape: tuple[int, int, int], recipe: Recipe) -> dict[str, Any]:
@@ -102,6 +110,53 @@ def _config(name: str, per_class: int, shape: tuple[int, int, int], recipe: Reci
         "dist": False,
         "save_path": "./results/scores.csv",
     }
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Two scores of each network, and the accuracies that they are made of."""
+
+    rows: tuple[Evaluation, ...]
+    label_robust: tuple[float, ...]
+    augmentation_robust: tuple[float, ...]
+
+    def scores(self) -> list[tuple[str, float, float]]:
+        """(name, mean, standard deviation over the networks)"""
+        both = {"label-robust score": self.label_robust, "augmentation-robust score": self.augmentation_robust}
+        return [(name, mean(each), stdev(each) if len(each) > 1 else 0.0) for name, each in both.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        scores = {name: {"mean": mean, "deviation": deviation} for name, mean, deviation in self.scores()}
+        return scores | {"rows": [row.to_json() for row in self.rows]}
+
+
+def ranked(
+    memory: Memory, images: Images, epochs: int, *, recipe: Recipe | None = None, weight: float = 0.5, **options: Unpack[Options]
+) -> Ranked:
+    """Both scores of a memory. The package searches a learning rate for random real images, and takes the best epoch on the test
+    set; here all are trained by one recipe, and judged once, at the end.
+
+    Arguments:
+        memory: what to judge.
+        images: its own dataset.
+        epochs: of the networks that are trained on all the data.
+        recipe: how to train; None is the memory's. Without augmentation, AUGMENT is what it is compared with.
+        weight: of the gain over random real images, and of augmented networks; the package's w and gamma.
+        options: those of `evaluate`.
+    """
+    recipe, per_class = recipe or memory_recipe(memory), _per_class(memory)
+    plain, augmented = (
+        replace(recipe, augment=augment) for augment in ("none", AUGMENT if recipe.augment == "none" else recipe.augment)
+    )
+    preprocess = memory.preprocess(images)
+    ours = {each: evaluate(memory, images, recipe=each, **options) for each in (plain, augmented)}
+    random = {each: random_real(images, per_class, preprocess, each, **options) for each in (plain, augmented)}
+    everything = full_data(images, preprocess, replace(recipe, epochs=epochs), **options)
+    return Ranked(
+        (*ours.values(), *random.values(), everything),
+        label_robust(ours[recipe], random[recipe], everything, weight),
+        augmentation_robust((ours[augmented], random[augmented]), (ours[plain], random[plain]), weight),
+    )
 
 
 def label_robust(ours: Evaluation, random: Evaluation, everything: Evaluation, weight: float = 0.5) -> tuple[float, ...]:

@@ -43,6 +43,9 @@ class Evaluate(Files):
     """leave out the networks that are trained on random real images of the same floats, or on chosen ones"""
     full: int = 0
     """epochs of networks that are trained on all the data too; with 0 there are none"""
+    ddranking: bool = False
+    """report DD-Ranking's label-robust and augmentation-robust scores instead. They need all the data (--full), and networks
+    trained with and without augmentation"""
     record: bool = False
     """write the accuracy into the memory file's header"""
     json: Path | None = None
@@ -70,6 +73,8 @@ class Evaluate(Files):
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
         options: dict[str, Any] = dict(networks=self.networks, on=self.on, seed=self.seed, device=self.device)
+        if self.ddranking:
+            return self._ranked(memory, images, options | {"recipe": recipe})
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
@@ -121,6 +126,20 @@ class Evaluate(Files):
         at_least_one(self.networks)
         memory = Memory.load(path)
         return memory, _images_of(memory.header.dataset, path, self)
+
+    def _ranked(self, memory: "Memory", images: "Images", options: dict[str, Any]) -> int:
+        from recollect.ddranking import ranked
+
+        if not self.full:
+            raise RecollectError("DD-Ranking compares with networks trained on all the data: say for how many epochs (--full)")
+        with terminal.trainings("five sets of networks") as progress:
+            found = ranked(memory, images, self.full, progress=progress, **options)
+        if str(self.json) != "-":
+            terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set", [(row, "") for row in found.rows])
+            terminal.pairs("DD-Ranking, in [0, 1]", [(name, f"{mean:.3f} ± {dev:.3f}") for name, mean, dev in found.scores()])
+        if self.json:
+            write_to(self.json, found.to_json())
+        return 0
 
     def _met(self, path: Path, images: "Images", settings: dict[str, Any]) -> "Ranks":
         """The other processes, if there are any: they must evaluate the same."""
