@@ -60,10 +60,8 @@ class Evaluate(Files):
         path = memory_path(self.memory)
         shipped = zoo.name_of(path)
         if shipped and self.record:
-            raise RecollectError(
-                f"{shipped} is of the {'Hub' if ':' in shipped else 'zoo'}, whose files stay as they are: save a copy, and "
-                "record there (--record)"
-            )
+            whose = "Hub" if ":" in shipped else "zoo"
+            raise RecollectError(f"{shipped} is of the {whose}, whose files stay as they are: --record into a copy that you save")
         with terminal.loading(path):
             memory, images = self._loaded(path)
         from recollect.evaluation import chosen_real, evaluate, full_data, keep, memory_recipe
