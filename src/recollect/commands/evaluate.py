@@ -32,7 +32,7 @@ class Evaluate(Files):
     images of the same floats."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     data: str | None = None
     """dataset that the memory was made of, where its name is not enough: a folder, a .npz or .csv file, hf:owner/name"""
     networks: int = 20
@@ -49,11 +49,14 @@ class Evaluate(Files):
     """leave out the networks that are trained on random real images of the same floats, or on chosen ones"""
     full: int = 0
     """epochs of networks that are trained on all the data too; with 0 there are none"""
+    ddranking: bool = False
+    """report DD-Ranking's label-robust and augmentation-robust scores instead. They need all the data (--full), and networks
+    trained with and without augmentation"""
     record: bool = False
     """write the accuracy, or R2 and RMSE, into the memory file's header"""
     json: Path | None = None
     """file to write all values to; - writes them to standard output. Default: a file in evaluations/ beside the memory, or in
-    runs/zoo/NAME for a memory of the zoo"""
+    runs/zoo/NAME for a memory of the zoo (runs/hub/OWNER/NAME: of the Hub)"""
     seed: int = 0
     """seed of the networks"""
     device: str = "auto"
@@ -64,9 +67,8 @@ class Evaluate(Files):
         path = memory_path(self.memory)
         shipped = zoo.name_of(path)
         if shipped and self.record:
-            raise RecollectError(
-                f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
-            )
+            whose = "Hub" if ":" in shipped else "zoo"
+            raise RecollectError(f"{shipped} is of the {whose}, whose files stay as they are: --record into a copy that you save")
         with terminal.loading(path):
             memory, images = self._loaded(path)
         from recollect.evaluation import keep, mean_predictor, memory_recipe
@@ -77,6 +79,8 @@ class Evaluate(Files):
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
         options: dict[str, Any] = dict(networks=self.networks, on=self.on, seed=self.seed, device=self.device)
+        if self.ddranking:
+            return self._ranked(memory, images, options | {"recipe": recipe})
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
@@ -111,7 +115,7 @@ class Evaluate(Files):
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
             )
         else:
-            terminal.say(f"kept in {keep(path, rows, Path('runs') / 'zoo' / shipped if shipped else None)}")
+            terminal.say(f"kept in {keep(path, rows, _elsewhere(shipped))}")
         if self.record:
             self._record(memory, found, path)
         if _is_of_run(path) and (self.record or not self.json):
@@ -161,6 +165,20 @@ class Evaluate(Files):
         memory = Memory.load(path)
         return memory, _images_of(memory.header.dataset, path, self)
 
+    def _ranked(self, memory: "Memory", images: "Images", options: dict[str, Any]) -> int:
+        from recollect.ddranking import ranked
+
+        if not self.full:
+            raise RecollectError("DD-Ranking compares with networks trained on all the data: say for how many epochs (--full)")
+        with terminal.trainings("five sets of networks") as progress:
+            found = ranked(memory, images, self.full, progress=progress, **options)
+        if str(self.json) != "-":
+            terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set", [(row, "") for row in found.rows])
+            terminal.pairs("DD-Ranking, in [0, 1]", [(name, f"{mean:.3f} ± {dev:.3f}") for name, mean, dev in found.scores()])
+        if self.json:
+            write_to(self.json, found.to_json())
+        return 0
+
     def _met(self, path: Path, images: "Images", settings: dict[str, Any]) -> "Ranks":
         """The other processes, if there are any: they must evaluate the same."""
         from recollect import distributed
@@ -195,6 +213,12 @@ def _row(
     from recollect import evaluation
 
     return getattr(evaluation, how)(*given, recipe=recipe, progress=lambda now: tell((called, now), 0.0), **options)
+
+
+def _elsewhere(name: str | None) -> Path | None:
+    """Where evaluations of a memory are kept that is not the user's own: runs/zoo/NAME, runs/hub/OWNER/NAME."""
+    kind, colon, rest = (name or "").partition(":")
+    return Path("runs", kind, rest) if colon else Path("runs", "zoo", name) if name else None
 
 
 def _is_of_run(memory: Path) -> bool:
