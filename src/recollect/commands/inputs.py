@@ -27,14 +27,23 @@ class Files:
     """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
     size: int | None = None
     """resize the images of a folder to this many pixels on each side"""
+    target: tuple[str, ...] = ()
+    """column of a .csv to predict, or several: of numbers continuous targets, of words classes"""
+    label: str | None = None
+    """column of a .csv that has classes, be they words or numbers"""
     reading: Annotated[OmitArgPrefixes[Reading], arg(name="")] = field(default_factory=Reading)
+
+    def given(self) -> dict[str, Any]:
+        """What the flags say, as `loaded` takes it."""
+        known = {"root": self.root, "size": self.size, "target": list(self.target), "label": self.label}
+        return known | self.reading.given()
 
     def load(self, name: str, header: "Header | None" = None) -> "Images":
         """The images of this name; pictures are made like those of a memory, where its header is given and nothing else said."""
         usual: dict[str, Any] = {"name": name}
         if header and (name.startswith("hf:") or Path(name).expanduser().is_dir()):
             usual |= like(header)
-        return loaded(usual, root=self.root, size=self.size, **self.reading.given())
+        return loaded(usual, **self.given())
 
 
 def like(header: "Header") -> dict[str, Any]:
@@ -52,9 +61,11 @@ class Data(Files):
 
     data: Positional[str]
     """images to read: digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz
-    file, or hf:owner/name"""
+    file, or hf:owner/name; or vectors: diabetes, wine, breast-cancer, iris, a .npz or .csv file"""
     classes: tuple[str, ...] = ()
     """names of the classes to take, in this order. Default: all"""
+    vectors: Path | None = None
+    """.npz file with query vectors: names and vectors of the classes, or a vector of each training image"""
 
 
 def spec(data: Data) -> dict[str, Any]:
@@ -63,7 +74,9 @@ def spec(data: Data) -> dict[str, Any]:
     if Path(name).exists():
         name = str(Path(name).resolve())
     root = str(data.root.resolve()) if data.root else None
-    return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)} | data.reading.given()
+    known = {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
+    more = {"target": list(data.target), "label": data.label, "vectors": data.vectors and str(data.vectors.resolve())}
+    return known | {name: value for name, value in more.items() if value} | data.reading.given()
 
 
 class _Spec(TypedDict):
@@ -77,6 +90,9 @@ class _Spec(TypedDict):
     labels: str | None
     pattern: str | None
     skip_bad: bool
+    target: list[str]
+    label: str
+    vectors: str
 
 
 def loaded(data: dict[str, Any], **instead: Any) -> "Images":
@@ -85,16 +101,17 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
     if not fits(data, _Spec) or "name" not in data:
         raise RecollectError(f"the run's config.json has data {f'{data!r:.100}'}: restore its name, root, size and classes")
-    known: dict[str, Any] = {name: data[name] for name in ("root", "size", "classes", *OPTIONS) if name in data}
-    known |= {name: value for name, value in instead.items() if value is not None}
+    known: dict[str, Any] = {n: data.get(n) for n in ("root", "size", "classes", "target", "label", "vectors")}
+    known |= {name: data[name] for name in OPTIONS if name in data}
+    known |= {name: value for name, value in instead.items() if value not in (None, (), [])}
     if known.get("labels"):
         known["labels"] = Path(known["labels"])
-    known["classes"] = known.get("classes") or ()
-    return load(data["name"], **known)
+    lists: dict[str, Any] = {name: known.pop(name) or () for name in ("classes", "target")}
+    return load(data["name"], **known, **lists)
 
 
 def memory_path(path: Path) -> Path:
-    """A memory file, given as itself, as the folder of its run, or by its name in the zoo."""
+    """A memory file, given as itself, as the folder of its run, or by its name in the zoo or on the Hub."""
     return path / "memory.safetensors" if path.is_dir() else zoo.find(path)
 
 

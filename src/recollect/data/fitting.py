@@ -73,7 +73,12 @@ def background_for(reading: Reading, pictures: Sequence[Fitted]) -> str | None:
 
 
 def open_picture(path: Path, size: int | None = None) -> "Image":
-    """A picture of a file, decoded and upright. Its size is known, and refused, before that; other formats' decoders start
+    """A picture of a file, decoded and upright. See `decoded`."""
+    return decoded(str(path), content(path), size)
+
+
+def decoded(name: str, raw: bytes, size: int | None = None) -> "Image":
+    """A picture of its bytes, upright. Its size is known, and refused, before it is decoded; other formats' decoders start
     programs, or are seldom looked at.
 
     Arguments:
@@ -81,13 +86,12 @@ def open_picture(path: Path, size: int | None = None) -> "Image":
     """
     from PIL import Image, UnidentifiedImageError
 
-    raw = content(path)
     try:
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # the limit is ours
             opened = Image.open(io.BytesIO(raw), formats=FORMATS)
     except UnidentifiedImageError:
-        raise RecollectError(f"{path}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
-    limits.check(f"{path}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
+        raise RecollectError(f"{name}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
+    limits.check(f"{name}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
     full = opened.size
     if size is not None:
         opened.draft(None, (2 * size, 2 * size))

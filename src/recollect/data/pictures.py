@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from recollect import limits
-from recollect.data.fitting import Fitted, background_for, fitted, open_picture
+from recollect.data.fitting import Fitted, background_for, decoded, fitted, open_picture
 from recollect.data.folders import listed, roles, visible
 from recollect.data.images import Parts, Split, from_numpy
 from recollect.data.readers import AGAIN, content, parsing
@@ -23,7 +23,7 @@ from recollect.errors import RecollectError
 from recollect.reading import Reading, rgb
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import PIL.Image
 
 SHOWN = 3  # of the files that a notice names
 
@@ -32,7 +32,7 @@ class Item(NamedTuple):
     """A picture to be read."""
 
     name: str
-    open: "Callable[[], Image | None]"
+    open: "Callable[[], PIL.Image.Image | None]"
     label: int
     role: str
 
@@ -44,7 +44,7 @@ def tiny_imagenet(paths: Sequence[Path]) -> Parts:
     number = {wnid: i for i, wnid in enumerate(wnids)}
     found = [(path, i, "train") for wnid, i in number.items() for path in visible(folder / "train" / wnid / "images")]
     for line, fields in enumerate(map(str.split, _lines(annotations)), 1):
-        if len(fields) < 2 or fields[1] not in number:
+        if len(fields) < 2 or fields[1] not in number or Path(fields[0]).name != fields[0]:
             raise RecollectError(f"{annotations}: line {line} does not name a picture and a folder of train/: {AGAIN}")
         found.append((annotations.parent / "images" / fields[0], number[fields[1]], "test"))
     splits, _ = _splits(_items(found, None), None, Reading(colour="rgb"), _bytes(found))  # a few are grey; all are 64x64
@@ -79,7 +79,7 @@ def _items(found: list[tuple[Path, int, str]], size: int | None) -> list[Item]:
 
 
 def _bytes(found: list[tuple[Path, int, str]]) -> int:
-    return sum(path.stat().st_size for path, *_ in found if path.is_file())
+    return sum(path.stat().st_size for path, *_ in found if os.path.isfile(path))
 
 
 def hugging_face(name: str, size: int | None, reading: Reading) -> Parts:
@@ -106,21 +106,29 @@ def hugging_face(name: str, size: int | None, reading: Reading) -> Parts:
     if not image or not label:
         what = f"needs a column of images and one of class labels, but has {', '.join(features)}"
         raise RecollectError(f"hf:{name}: {what}: cast them to Image and ClassLabel, or choose another dataset")
-    items = [item for r, key in role.items() for item in _rows(f"hf:{name} {key}", found[key], image[0], label[0], r)]
+    items = [item for r, key in role.items() for item in _rows(f"hf:{name} {key}", found[key], image[0], label[0], r, size)]
+    mode = {"L": "grey", "RGB": "rgb"}.get(features[image[0]].mode)
+    reading = replace(reading, colour=reading.colour or mode)
     own = sum(int(getattr(getattr(found[key], "data", None), "nbytes", 0)) for key in role.values())
     splits, how = _splits(items, size, reading, own)
     return Parts(splits, tuple(getattr(features[label[0]], "names", ())), pictures=how)
 
 
-def _rows(what: str, rows: Any, image: str, label: str, role: str) -> list[Item]:
+def _rows(what: str, rows: Any, image: str, label: str, role: str, size: int | None) -> list[Item]:
+    from datasets import Image
+
     labels = list(rows[label])
     if None in labels:
         raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
-    return [Item(f"{what}[{i}]", partial(_cell, rows, i, image), each, role) for i, each in enumerate(labels)]
+    rows = rows.cast_column(image, Image(decode=False))  # its own decoder takes every format
+    names = [f"{what}[{i}]" for i in range(len(labels))]
+    return [Item(name, partial(_cell, name, rows, i, image, size), labels[i], role) for i, name in enumerate(names)]
 
 
-def _cell(rows: Any, number: int, column: str) -> "Image | None":
-    return rows[number][column]
+def _cell(name: str, rows: Any, number: int, column: str, size: int | None) -> "PIL.Image.Image | None":
+    if (cell := rows[number][column]) is None:
+        return None
+    return decoded(name, content(Path(cell["path"] or "")) if cell["bytes"] is None else cell["bytes"], size)
 
 
 def _splits(
