@@ -247,9 +247,7 @@ def read_image(folder: Path, rng: Random) -> None:
     path = folder / "x.png"
     raw = path.read_bytes()
     calls = [
-        lambda: fitting.fitted("x", fitting.open_picture(path, rng.choice((None, 5))), rng.choice((None, (5, 4))), read(rng)).on(
-            "red"
-        ),
+        lambda: fitting.fitted("x", fitting.open_picture(path, 5), rng.choice((None, (5, 4))), read(rng)).on("red"),
         lambda: read_picture(path, (rng.choice((1, 3)), 8, 8)),
         lambda: uploads.picture(raw),
     ]

@@ -142,7 +142,7 @@ class Preprocess:
         return plain if kind == "normalise" else replace(plain, zca=_fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
-        """As a memory's header has it: mean, std, the whitening's file; of vectors their numbers' names, of pictures their fit."""
+        """As a memory's header has it: mean, std, the whitening's file; of vectors their columns, of pictures their fit."""
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
         more = ({"columns": list(self.columns)} if self.columns else {}) | ({"pictures": self.pictures} if self.pictures else {})
         return {"mean": list(self.mean), "std": list(self.std), "zca": zca} | more
