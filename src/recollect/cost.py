@@ -108,7 +108,8 @@ def work(config: DistillConfig, shape: Shape, classes: int, real: int, devices: 
     operations = own * size.products * (batch * (GRADIENT * forward + ADJOINT * back) + GRADIENT * seen)
     trajectory = 4.0 * size.weights * (back + 9) * (1 if inner.optimiser == "sgd" else 4)
     recalled = ways * (config.memory.matrices or 1) * pixels * 4 * 3  # images, their gradient, and what is small before it
-    memory = own * (trajectory + size.maps * max(KEPT * batch, SEEN * seen)) + recalled + 4 * 4 * learned
+    memory = own * (trajectory + size.maps * max(KEPT * batch, SEEN * seen)) + recalled
+    memory += 4 * learned * (5 + networks)  # with gradient, two moments and average; and a gradient of each network
     memory += real * pixels + 2 * 4 * seen * pixels + (pixels**2 * 4 if config.run.preprocess == "zca" else 0)
     sent = 4.0 * size.weights * (forward + back + 1) * networks if by_batch else 4.0 * own * learned
     return Work(operations, batch * size.products, memory, sent * (devices > 1), 0 if by_batch else max(0, devices - networks))
