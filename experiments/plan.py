@@ -224,7 +224,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         rows = []
         for name, row in found["factors"]["rows"].items():
             values = ", ".join(f"{value}: {each['seconds']:.3g} s" for value, each in row.items())
-            first, last = list(row.values())[0], list(row.values())[-1]
+            first, *_, last = row.values()
             counted = f"{last['operations'] / first['operations']:.2g}" if "operations" in first else ""
             rows.append([TITLES[name], values, f"{last['seconds'] / first['seconds']:.2g}", counted])
         made["factors"] = table(["factor", "seconds of an outer step", "last / first", "operations, last / first"], rows)

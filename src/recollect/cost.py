@@ -22,7 +22,7 @@ from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve, training_split
 from recollect.distiller import Distiller
-from recollect.errors import RecollectError, unknown
+from recollect.errors import unknown
 from recollect.memory import Budget
 from recollect.nets import Network, Shape
 
@@ -31,7 +31,7 @@ SHORT, LONG, LEAST = 3.0, 8.0, 3  # seconds of an outer step that is timed whole
 POINTS = ((2, 1), (8, 1), (8, 7))  # inner steps and windows of short unrolls, which a long one is extrapolated from
 BATCHES = (10, 20)  # of a task, which a whole one is extrapolated from
 KEPT, SEEN = 16, 5  # bytes for each number in a network's maps: of a recalled image in the adjoint, of a real one
-GIB = 2**30
+LARGE, PATIENCE = 64, 3600.0  # pixels a side, and seconds, beyond which there is advice
 
 
 # --- by the settings alone -------------------------------------------------------------------------------------------------
@@ -314,27 +314,38 @@ def measured_stream(images: Images, config: ContinualConfig, learners: Sequence[
 
 
 def advice(images: Images, config: DistillConfig) -> list[str]:
-    """What to expect of a distillation with these settings, in words: two or three lines, without a measurement.
+    """What to expect of a distillation, in two or three lines, without a measurement: the size of the memory, the time, and what
+    to change where it would take long.
 
     Arguments:
         images: to distil.
         config: that was asked for.
     """
-    config = resolve(config, images)
-    numbers = _numbers(config, images.shape, images.classes)
-    of_all = 100 * numbers / images.train.images.numel()
+    config, known = resolve(config, images), len(images.train.images)
+    numbers, steps = _numbers(config, images.shape, images.classes), config.budget.outer_steps
+    shape, few = "x".join(map(str, images.shape)), config.budget.images_per_class
     lines = [
-        f"{images.name}: {len(images.train.images):,} training images of {images.classes} classes; the memory has {numbers:,.0f} "
-        f"numbers, {of_all:.2g} % of theirs"
+        f"{known:,} images of {shape}, {images.classes} classes: a memory of {numbers:,.0f} numbers, the floats of {few} a class "
+        f"({100 * numbers / images.train.images.numel():.2g} % of the images'; --images-per-class)"
     ]
-    if not torch.cuda.is_available() and config.run.device == "cpu":
-        used = work(config, images.shape, images.classes, len(images.train.images))
-        seconds = DEVICES["epyc-core"].seconds(used) / torch.get_num_threads() * config.budget.outer_steps
-        if config.budget.minutes is None:
-            lines.append(
-                f"{config.budget.outer_steps:,} outer steps through {config.inner.network}: about {in_words(seconds)} here "
-                f"(an estimate; recollect plan measures); --minutes 10 takes what fits into them"
-            )
+    used, on_cpu = work(config, images.shape, images.classes, known), config.run.device == "cpu"
+    chip = DEVICES["epyc-core" if on_cpu else "h200"]
+    seconds = chip.seconds(used) / (torch.get_num_threads() if on_cpu else 1)
+    if config.budget.minutes is not None:
+        lines.append(
+            f"{config.budget.minutes:g} minutes on {config.run.device}: objective, network and outer steps that fit are chosen"
+        )
+    elif config.outer.objective == "unrolled":
+        rough = (
+            f"{steps:,} outer steps through {config.inner.network} take about {in_words(seconds * steps)} on {config.run.device}"
+        )
+        lines.append(f"{rough}, very roughly; recollect plan measures, --minutes 10 chooses what fits into them")
+    if max(images.shape[1:]) > LARGE:
+        lines.append(
+            f"images above {LARGE} pixels a side have not been measured, and cost by their area: --size {LARGE} shrinks them"
+        )
+    elif on_cpu and config.budget.minutes is None and seconds * steps > PATIENCE and "width" not in config.inner.network:
+        lines.append("on a CPU, --network convnet:width=32 takes about a tenth of that")
     return lines
 
 
@@ -344,7 +355,8 @@ def in_words(seconds: float) -> str:
     Arguments:
         seconds: of it.
     """
-    for unit, many in (("s", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)):
-        if seconds < 100 * many or unit == "days":
-            return f"{seconds / many:.2g} {unit}"
-    raise RecollectError("unreachable")
+    unit, many = next(((unit, many) for unit, many in UNITS if seconds < 90 * many), UNITS[-1])
+    return f"{seconds / many:.2g} {unit}"
+
+
+UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))
