@@ -23,7 +23,7 @@ from recollect.jobs import Job
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 SMALL = preset(
-    "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=250,
+    "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=150,
     inner_lr=0.05, init="unit", checkpoint_seconds=0.0,
 )  # fmt: skip
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -155,7 +155,7 @@ def test_killed_workers_and_nodes(connected, tmp_path, inline):
     assert killed[1:] == ["node"]
     assert written(folder) == inline
     for value in (4, 6, 8):
-        assert steps(folder / f"bases={value}") == 250
+        assert steps(folder / f"bases={value}") == 150
 
 
 COMMAND = [

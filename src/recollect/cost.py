@@ -20,15 +20,16 @@ from recollect.continual.config import ContinualConfig
 from recollect.continual.run import run as run_stream
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.decisions import resolve, training_split
+from recollect.decisions import query_of, resolve, training_split
 from recollect.distiller import Distiller
 from recollect.errors import unknown
 from recollect.memory import Budget
 from recollect.nets import Network, Shape
 
 GRADIENT, ADJOINT = 3, 8  # passes of the network's products in a gradient, and in a step of the adjoint
-SHORT, LONG, LEAST = 3.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often
-POINTS = ((2, 1), (8, 1), (8, 7))  # inner steps and windows of short unrolls, which a long one is extrapolated from
+SHORT, LONG, LEAST = 2.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often at least
+POINTS = ((2, 1), (6, 1), (6, 5))  # inner steps and windows of short unrolls, which a long one is extrapolated from
+BRIEF = 1.0  # seconds of timing each of them
 BATCHES = (10, 20)  # of a task, which a whole one is extrapolated from
 KEPT, SEEN = 16, 5  # bytes for each number in a network's maps: of a recalled image in the adjoint, of a real one
 LARGE, PATIENCE = 64, 3600.0  # pixels a side, and seconds, beyond which there is advice
@@ -231,16 +232,16 @@ def measured(images: Images, config: DistillConfig) -> Measured:
     """
     began, config = time.perf_counter(), resolve(config, images)
     preprocess = Preprocess.fit(training_split(images, config).images, config.run.preprocess, config.run.device)
-    before = time.perf_counter() - began
+    before, ways = time.perf_counter() - began, query_of(config, images).ways or images.classes
 
-    def steps(most: float, **instead: Any) -> float:
-        """Seconds of an outer step, the first left out."""
+    def steps(least: int, most: float, **instead: Any) -> float:
+        """Seconds of an outer step."""
         chosen = changed(config, **instead)
-        distiller = Distiller(images, chosen, preprocess, Network(chosen.inner.network, images.shape, _ways(chosen, images)))
+        distiller = Distiller(images, chosen, preprocess, Network(chosen.inner.network, images.shape, ways))
         with distiller.threads():
             state, times = distiller.begin(), []
-            distiller.step(state)
-            while len(times) < LEAST or sum(times) < most:
+            distiller.step(state)  # compiles, and takes its memory
+            while len(times) < least or sum(times) < most:
                 at = time.perf_counter()
                 distiller.step(state)
                 times.append(time.perf_counter() - at)
@@ -248,28 +249,18 @@ def measured(images: Images, config: DistillConfig) -> Measured:
 
     forward, back = unroll_of(config)
     if config.outer.objective != "unrolled":
-        return Measured(steps(LONG / 2), before, peak(config.run.device))
-    points = {(t, w): steps(0, inner_steps=t, window=w, window_place="late", networks_per_step=1) for t, w in POINTS}
+        return Measured(steps(LEAST, LONG / 2), before, peak(config.run.device))
+    points = {(t, w): steps(1, BRIEF, inner_steps=t, window=w, window_place="late", networks_per_step=1) for t, w in POINTS}
     (short, one), (longer, _), (_, several) = POINTS
     a_step = (points[POINTS[1]] - points[POINTS[0]]) / (longer - short)
     of_adjoint = (points[POINTS[2]] - points[POINTS[1]]) / (several - one)
     rest = points[POINTS[0]] - short * a_step - one * of_adjoint
     each = config.inner.networks_per_step * (max(rest, 0) + forward * a_step + back * of_adjoint)
-    memory = peak(config.run.device) + 4 * max(0, back - several) * work_weights(config, images)
+    weights = sum(p.numel() for p in Network(config.inner.network, images.shape, ways).module.parameters())
+    memory = peak(config.run.device) + 4 * max(0, back - several) * weights * (1 if config.inner.optimiser == "sgd" else 4)
     if each < SHORT:
-        each, memory = steps(LONG), peak(config.run.device)
+        each, memory = steps(LEAST, LONG), peak(config.run.device)
     return Measured(each, before, memory)
-
-
-def work_weights(config: DistillConfig, images: Images) -> int:
-    """Of the inner network."""
-    with torch.device("meta"):
-        module = Network(config.inner.network, images.shape, _ways(config, images)).module
-    return sum(p.numel() for p in module.parameters())
-
-
-def _ways(config: DistillConfig, images: Images) -> int:
-    return config.budget.classes_per_step or images.classes if config.query.kind == "images" else images.classes
 
 
 def peak(device: str) -> float:
