@@ -278,8 +278,15 @@ def test_an_evaluation_as_commands_and_by_processes(capsys, tmp_path):
     assert len(found["inline"]) == 4
 
 
-def test_cells_as_commands(capsys, tmp_path):
+def test_cells_as_commands(capsys, tmp_path, monkeypatch):
+    from recollect.reproduce import run as module
+
+    monkeypatch.setattr(module, "_lacks", lambda *_: "")
     folders = ["--out", tmp_path / "out", "--results", tmp_path / "results", "--pages", tmp_path / "pages"]
-    (tmp_path / "root").mkdir()
-    listed = commands(capsys, "reproduce", "table1", *folders, "--root", tmp_path / "root", "--executor", "list")
-    assert listed == []  # no data here
+    listed = commands(capsys, "reproduce", "table1", *folders, "--cells", "mnist-1", "svhn-1", "--executor", "list")
+    assert [line[:5] for line in listed] == [
+        ["recollect", "reproduce", "table1", "--cells", name] for name in ("mnist-1", "svhn-1")
+    ]
+    for line in listed:
+        assert line[line.index("--out") + 1] == str(tmp_path / "out")
+    assert not [*tmp_path.rglob("*.safetensors")]

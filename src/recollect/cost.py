@@ -112,8 +112,9 @@ def work(config: DistillConfig, shape: Shape, classes: int, real: int, devices: 
     memory = own * (trajectory + size.maps * max(KEPT * batch, SEEN * seen)) + recalled
     memory += 4 * learned * (5 + networks)  # with gradient, two moments and average; and a gradient of each network
     memory += real * pixels + 2 * 4 * seen * pixels + (pixels**2 * 4 if config.run.preprocess == "zca" else 0)
-    sent = 4.0 * size.weights * (forward + back + 1) * networks if by_batch else 4.0 * own * learned
-    return Work(operations, batch * size.products, memory, sent * (devices > 1), 0 if by_batch else max(0, devices - networks))
+    summed = 2 / devices * size.weights * (forward + back + 1) * networks  # in a ring, as libraries do it
+    sent = 4.0 * (devices - 1) * (summed if by_batch else own * learned)
+    return Work(operations, batch * size.products, memory, sent, 0 if by_batch else max(0, devices - networks))
 
 
 def _numbers(config: DistillConfig, shape: Shape, classes: int) -> float:
