@@ -77,7 +77,7 @@ def noise(shape: tuple[int, int, int], classes: int = 10, per_class: int = 200) 
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (classes * per_class, *shape), dtype=torch.uint8, generator=generator)
     split = Split(pixels, torch.arange(len(pixels)) % classes)
-    return Images("noise", tuple(map(str, range(classes))), split, split[:classes], split[:classes])
+    return Images("noise", split, split[:classes], split[:classes], tuple(map(str, range(classes))))
 
 
 # --- planned and measured ------------------------------------------------------------------------------------------------
