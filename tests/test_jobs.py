@@ -62,7 +62,7 @@ def test_a_run_that_was_stopped_in_another_process_says_so_here():
 @pytest.fixture(scope="module")
 def small() -> dict:
     """A selection of two values, without where and by whom. What takes long to import is not in other processes' way."""
-    from test_selection import SHORT, toy
+    from test_evaluation import SHORT, toy
 
     return {"images": toy(), "config": SHORT, "field": "bases", "values": [2, 3], "networks": 2}
 
