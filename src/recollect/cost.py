@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from recollect.config import DistillConfig, changed
 from recollect.continual.config import ContinualConfig
@@ -21,10 +22,10 @@ from recollect.continual.run import run as run_stream
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import query_of, resolve, training_split
-from recollect.distiller import Distiller
+from recollect.distiller import Distiller, prepared_targets
 from recollect.errors import unknown
 from recollect.memory import Budget
-from recollect.nets import Network, Shape
+from recollect.nets import Network, Shape, squared_error
 
 GRADIENT, ADJOINT = 3, 8  # passes of the network's products in a gradient, and in a step of the adjoint
 SHORT, LONG, LEAST = 2.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often at least
@@ -232,13 +233,16 @@ def measured(images: Images, config: DistillConfig) -> Measured:
         config: with any settings.
     """
     began, config = time.perf_counter(), resolve(config, images)
-    preprocess = Preprocess.fit(training_split(images, config).images, config.run.preprocess, config.run.device)
-    before, ways = time.perf_counter() - began, query_of(config, images).ways or images.classes
+    split, query = training_split(images, config), query_of(config, images)
+    preprocess = Preprocess.fit(split.images, config.run.preprocess, config.run.device, images.columns)
+    loss = cross_entropy if prepared_targets(query, split) is None else squared_error
+    network = Network(config.inner.network, images.shape, query.ways or images.classes, loss)
+    before = time.perf_counter() - began
 
     def steps(least: int, most: float, **instead: Any) -> float:
         """Seconds of an outer step."""
         chosen = changed(config, **instead)
-        distiller = Distiller(images, chosen, preprocess, Network(chosen.inner.network, images.shape, ways))
+        distiller = Distiller(images, chosen, preprocess, network)
         with distiller.threads():
             state, times = distiller.begin(), []
             distiller.step(state)  # compiles, and takes its memory
@@ -257,7 +261,7 @@ def measured(images: Images, config: DistillConfig) -> Measured:
     of_adjoint = (points[POINTS[2]] - points[POINTS[1]]) / (several - one)
     rest = points[POINTS[0]] - short * a_step - one * of_adjoint
     each = config.inner.networks_per_step * (max(rest, 0) + forward * a_step + back * of_adjoint)
-    weights = sum(p.numel() for p in Network(config.inner.network, images.shape, ways).module.parameters())
+    weights = sum(p.numel() for p in network.module.parameters())
     memory = peak(config.run.device) + 4 * max(0, back - several) * weights * (1 if config.inner.optimiser == "sgd" else 4)
     if each < SHORT:
         each, memory = steps(LEAST, LONG), peak(config.run.device)
@@ -316,8 +320,9 @@ def advice(images: Images, config: DistillConfig) -> list[str]:
     config, known = resolve(config, images), len(images.train.images)
     numbers, steps = _numbers(config, images.shape, images.classes), config.budget.outer_steps
     shape, few = "x".join(map(str, images.shape)), config.budget.images_per_class
+    what = f"{images.classes} classes" if images.train.targets is None else f"{images.classes} targets"
     lines = [
-        f"{known:,} images of {shape}, {images.classes} classes: a memory of {numbers:,.0f} numbers, the floats of {few} a class "
+        f"{known:,} images of {shape}, {what}: a memory of {numbers:,.0f} numbers, the floats of {few} a class "
         f"({100 * numbers / images.train.images.numel():.2g} % of the images'; --images-per-class)"
     ]
     used, on_cpu = work(config, images.shape, images.classes, known), config.run.device == "cpu"
