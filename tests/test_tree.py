@@ -41,7 +41,7 @@ outer: one outer step
 training: fresh networks on a recall
 experts: networks trained once on real images
 runs: a run's folder
-jobs: independent jobs, run anywhere
+jobs, cluster: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
 own: what is given in Python, tried first
@@ -53,6 +53,7 @@ ddranking: its form of a recall, and its scores
 composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation
 continual: streams, learners, metrics
+cost: what a run takes, before it is started
 show: terminal, report, figures
 export: a recall as files
 publish: a memory on the Hugging Face Hub, with its card

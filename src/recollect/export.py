@@ -1,6 +1,7 @@
-"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, plain .pt tensors, DD-Ranking's folder,
-or .parquet."""
+"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, plain .pt tensors, .csv of vectors,
+DD-Ranking's folder, or .parquet."""
 
+import csv
 import io
 import json
 import shutil
@@ -18,9 +19,10 @@ from recollect.ddranking import given
 from recollect.errors import RecollectError
 from recollect.files import write_through
 from recollect.memory import Memory, Query
+from recollect.queries import Targets
 from recollect.show.pictures import png, to_pixels
 
-Format = Literal["npz", "png", "sheet", "pt", "ddranking", "parquet"]
+Format = Literal["npz", "png", "sheet", "pt", "csv", "ddranking", "parquet"]
 
 
 def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
@@ -46,12 +48,36 @@ def npz(images: Tensor, labels: Tensor, class_names: Sequence[str], preprocess: 
 
 
 def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    """of vectors or continuous targets X and y in their own units, beside the images as a network sees them"""
+    if memory.preprocess().columns or isinstance(memory.asked, Targets):
+        x, y = memory.preprocess().undo(images), _own(memory, labels)
+        arrays = {"images": images.numpy(), "X": x.flatten(1).numpy() if x.shape[2:] == (1, 1) else x.numpy(), "y": y.numpy()}
+        return {"": _bytes(np.savez_compressed, **arrays, class_names=np.array(memory.class_names))}
     return {"": npz(images, labels, memory.class_names, memory.preprocess())}
 
 
 def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """images.pt [N,C,H,W] float32 and labels.pt [N] int64, plain tensors: what other distillation toolkits evaluate"""
     return {"images.pt": _bytes(partial(torch.save, images.clone())), "labels.pt": _bytes(partial(torch.save, labels.clone()))}
+
+
+def _own(memory: Memory, labels: Tensor) -> Tensor:
+    """Labels; or targets in their own units."""
+    return memory.asked.undo(labels) if isinstance(memory.asked, Targets) else labels
+
+
+def _csv(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    """vectors in their own units, a row each, and behind them their targets or the name of their class"""
+    columns, continuous = memory.preprocess().columns, isinstance(memory.asked, Targets)
+    if not columns:
+        raise RecollectError(f"{memory.name} recalls images, and a .csv is for vectors: give --format npz, png, sheet or pt")
+    truth = _own(memory, labels).tolist() if continuous else [[memory.class_names[label]] for label in labels.tolist()]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*columns, *(memory.class_names if continuous else ("class",))])
+    for row, own in zip(memory.preprocess().undo(images).flatten(1).tolist(), truth, strict=True):
+        writer.writerow([*(f"{value:.7g}" for value in row), *(f"{each:.7g}" if continuous else each for each in own)])
+    return {"": text.getvalue().encode()}
 
 
 def _ddranking(memory: Memory, *_: Tensor) -> dict[str, bytes]:
@@ -81,6 +107,8 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
 
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
+    if isinstance(memory.asked, Targets) or memory.preprocess().columns:
+        raise RecollectError(f"{memory.name} has no images of classes: give --format npz, pt or csv")
     shown, files = to_pixels(memory.preprocess().undo(images)), {}
     for label in labels.unique().tolist():
         name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()
@@ -99,6 +127,7 @@ FORMATS: dict[Format, Callable[[Memory, Tensor, Tensor], dict[str, bytes]]] = {
     "png": _png,
     "sheet": _sheet,
     "pt": _pt,
+    "csv": _csv,
     "ddranking": _ddranking,
     "parquet": lambda *recalled: {"": parquet(*recalled)},
 }

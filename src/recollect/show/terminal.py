@@ -84,6 +84,19 @@ def _lines(name: str, tell: Teller, unit: str) -> Callable[[dict[str, Any]], Non
     return line
 
 
+def of_all(show: Callable[[dict[str, Any]], None], total: float) -> Callable[[dict[str, Any]], None]:
+    """Steps of several jobs at once, each line with its job's name, as one display."""
+    at: dict[str, float] = {}
+
+    def update(line: dict[str, Any]) -> None:
+        before, at[line["job"]] = at.get(line["job"], 0.0), line["step"]
+        loss = "exploded" if line.get("loss") is None else f"{line['loss']:.4f}"
+        words = {"what": f"{line['job']}: loss {loss}", "of": total, "amount": max(line["step"] - before, 1e-9)}
+        show(line | words | {"step": sum(at.values())})
+
+    return update
+
+
 @contextmanager
 def answering() -> Iterator[None]:
     """Ctrl-C is answered within a second, also while a long operation, which Python cannot interrupt, is at work."""
@@ -140,8 +153,17 @@ def lasting(seconds: float) -> str:
 
 def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:
     """Evaluations with a word on their size, as one table on stdout."""
-    cells = [(e.name, size, e.network, f"{e.mean:.1f} ± {e.deviation:.1f}", str(len(e.values))) for e, size in rows]
-    say(title, table(("trained on", "size", "network", "accuracy, %", "n"), cells, left=("trained on", "network")))
+    measured = ("R2", "RMSE") if rows and rows[0][0].errors else ("accuracy, %",)
+    cells = [(e.name, size, e.network, *scores(e), str(len(e.values))) for e, size in rows]
+    say(title, table(("trained on", "size", "network", *measured, "n"), cells, left=("trained on", "network")))
+
+
+def scores(found: "Evaluation") -> tuple[str, ...]:
+    """Accuracy in percent; or R2, and RMSE to four digits."""
+    if not found.errors:
+        return (f"{found.mean:.1f} ± {found.deviation:.1f}",)
+    mean, deviation = found.rmse
+    return f"{found.mean:.3f} ± {found.deviation:.3f}", f"{mean:.4g} ± {deviation:.2g}"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:

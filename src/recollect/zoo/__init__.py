@@ -88,7 +88,7 @@ def find(given: "Path | str") -> Path:
     if name in index() and not os.path.lexists(path):
         return _place(name)
     groups = {each.partition("/")[0] for each in index()}
-    is_name = not path.suffix and (len(path.parts) == 1 or path.parts[0] in groups)
+    is_name = not path.suffix and (len(path.parts) == 1 or (path.parts[:1] and path.parts[0] in groups))
     if is_name and len(name) < 100 and not os.path.lexists(path):
         near = difflib.get_close_matches(name, index(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
