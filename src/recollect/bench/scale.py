@@ -30,7 +30,7 @@ def images() -> Images:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (600, 1, 28, 28), dtype=torch.uint8, generator=generator)
     splits = (Split(pixels[at], torch.arange(200) % 10) for at in (slice(0, 200), slice(200, 400), slice(400, 600)))
-    return Images("noise", tuple("0123456789"), *splits)
+    return Images("noise", *splits, class_names=tuple("0123456789"))
 
 
 def scale() -> dict[str, float]:
