@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,10 +26,11 @@ from recollect.cli import main
 from recollect.config import DistillConfig, changed, check
 from recollect.continual.config import STREAMS
 from recollect.continual.run import run as run_stream
-from recollect.evaluation import Evaluation
+from recollect.evaluation import Evaluation, keep
 from recollect.export import export
 from recollect.files import read_json
 from recollect.nets import Network
+from recollect.reproduce import page
 from recollect.runs import MARK, load_checkpoint, own, save_checkpoint
 from recollect.show import figures
 
@@ -57,7 +59,7 @@ def with_program(path: Path, program: bytes) -> None:
     "program",
     [
         b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",  # torch's own reader dies of it by SIGSEGV
-        b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"K\x01s.",  # and hashes 2^60 nodes
+        b"\x80\x02}()q\x00" + b"h\x00h\x00\x86q\x00" * 59 + b"u.",  # and hashes 2^60 nodes
         b"\x80\x02ccollections\nOrderedDict\n](]q\x00h\x00\x86K\x01\x86e\x85R.",
         b"\x80\x02ctorch\nload\n)R.",
     ],
@@ -145,6 +147,40 @@ def test_an_evaluation_is_checked_where_it_is_read(tmp_path, change):
         (tmp_path / "s" / "bases=3.json").write_text(json.dumps(text))
         with pytest.raises(RecollectError, match=r"bases=3\.json is no evaluation of ours: delete it"):
             select(toy(), changed(CONFIG, outer_steps=1), "bases", [2, 3], resume=True, **settings)
+
+
+def test_evaluations_at_the_same_moment_are_both_kept(tmp_path, monkeypatch):
+    """Both see that a name is free; only one gets it."""
+    make_memory().save(path := tmp_path / "memory.safetensors")
+    rows = [Evaluation.from_json(WRITTEN | {"name": "memory", "values": [value]}) for value in (50.0, 60.0)]
+    monkeypatch.setattr("os.path.lexists", lambda _: False)
+    places = [keep(path, [(row, "x")]) for row in rows]
+    assert [json.loads(place.read_text())["rows"][0]["mean"] for place in places] == [50, 60]
+    assert sorted(each.name for each in (tmp_path / "evaluations").iterdir()) == sorted(place.name for place in places)
+
+
+def test_rows_of_results_are_checked_where_they_are_read(tmp_path):
+    """Of recollect reproduce, and of scripts before it."""
+    row = json.loads((ROOT / "results" / "memories" / "mnist-1.json").read_text())
+    results = tmp_path / "results" / "reproduce"
+    (tmp_path / "results" / "memories").mkdir(parents=True)
+    for wrong in (row | {"test": {}}, row | {"legs": []}, row | {"test": row["test"] | {"values": [{}]}}, {"test": 5}):
+        (tmp_path / "results" / "memories" / "mnist-1.json").write_text(json.dumps(wrong))
+        with pytest.raises(RecollectError, match=r"results has a damaged result file of table1 .*: restore it"):
+            page.every(results)
+    shutil.rmtree(tmp_path / "results" / "memories")
+    (found,) = [row for name, row in page.every(ROOT / "results" / "reproduce")["full"]["table1"].items() if name == "mnist-1"]
+    one = found["accuracies"][0]
+    results.mkdir()
+    for wrong in (
+        {"accuracies": []},
+        {"accuracies": [one, one]},
+        {"accuracies": [{"mean": 5.0}]},
+        {"accuracies": [one | {"n": 5}]},
+    ):
+        (results / "full.json").write_text(json.dumps({"table1": {"mnist-1": found | {"accuracies": wrong}}}))
+        with pytest.raises(RecollectError, match=r"full\.json is damaged at table1 mnist-1"):
+            page.every(results)
 
 
 def test_an_evaluation_without_the_memory_draws_nothing(tmp_path):

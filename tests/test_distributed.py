@@ -20,8 +20,7 @@ from recollect import RecollectError, cli, distill, distributed, unroll
 from recollect.config import changed, preset
 from recollect.distributed import Ranks
 from recollect.fast.engine import Engine
-from recollect.fast.flat import General
-from recollect.fast.shards import Shards
+from recollect.fast.flat import General, Shards
 from recollect.files import sha256
 from recollect.nets import Network
 
@@ -80,7 +79,8 @@ def main(out: Path) -> None:
         if ranks.world == 3:
             found["float64"] = [split_batches(ranks, name) for name in ("mlp:width=8", "convnet:width=8,depth=1")]
             torch.save(by_batch(out), out / f"shard-{ranks.rank}.pt")
-        (out / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
+    found["threads"] = [name for path in Path("/proc/self/task").iterdir() if "gloo" in (name := (path / "comm").read_text())]
+    (out / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
 
 
 WRONG = {
@@ -181,6 +181,7 @@ def test_the_same_bytes_by_any_number_of_processes(alone, tmp_path, processes):
         assert {n: each[n] for n in wanted if n != "said"} == json.loads(
             json.dumps({n: wanted[n] for n in wanted if n != "said"})
         )
+        assert each["threads"] == []  # one that is left can end the process by a signal, after all is done
         assert all(idle in line for line in each["said"])
         assert len(each["said"]) == (3 if processes == 4 else 0)
         assert max(each.get("float64", [0])) < 1e-13
@@ -267,6 +268,14 @@ def test_nobody_to_meet():
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     assert f"error: rank 1 of 2 met nobody at 127.0.0.1:{port} in 1 s: start all 2 processes by torchrun" in ended.stderr
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "many"), ("RANK", "-1"), ("RANK", "1" * 4400), ("LOCAL_RANK", "٣")])
+def test_an_environment_that_is_none(name, value, monkeypatch, capsys):
+    for each, usual in {"WORLD_SIZE": "2", "RANK": "0", name: value}.items():
+        monkeypatch.setenv(each, value if each == name else usual)
+    assert cli.main(["distill", "digits"]) == 2
+    assert f"error: the environment has {name} '{value}', no whole number" in capsys.readouterr().err
 
 
 def met(*facts: dict[str, object]) -> list[str]:

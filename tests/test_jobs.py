@@ -14,6 +14,8 @@ import recollect
 from recollect.errors import RecollectError
 from recollect.jobs import EXECUTORS, Inline, Job, Processes, Tell
 
+HERE = [name for name in EXECUTORS if name != "list"]  # of the cluster: test_cluster
+
 
 def double(number: int, tell: Tell) -> int:
     tell(f"doubling {number}", 0.5)
@@ -25,7 +27,7 @@ def refuse(number: int, tell: Tell) -> int:
     raise RecollectError(f"{number} is not for me: give another")
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("name", HERE)
 def test_results_come_in_the_jobs_order_and_all_is_told(name):
     told: list[tuple[str, float]] = []
     jobs = [Job(f"job {number}", double, (number,)) for number in range(5)]
@@ -59,7 +61,7 @@ def test_a_run_that_was_stopped_in_another_process_says_so_here():
 @pytest.fixture(scope="module")
 def small() -> dict:
     """A selection of two values, without where and by whom. What takes long to import is not in other processes' way."""
-    from test_selection import SHORT, toy
+    from test_evaluation import SHORT, toy
 
     return {"images": toy(), "config": SHORT, "field": "bases", "values": [2, 3], "networks": 2}
 
@@ -111,7 +113,7 @@ def selected(tmp_path_factory, small) -> dict[str, object]:
     return written(folder)
 
 
-@pytest.mark.parametrize("name", [*EXECUTORS, "backwards"])
+@pytest.mark.parametrize("name", [*HERE, "backwards"])
 def test_a_selection_is_the_same_by_any_executor(small, selected, tmp_path, name):
     executor, lines = EXECUTORS[name](2) if name in EXECUTORS else Backwards(), []
     found = recollect.select(**small, run=tmp_path / "s", executor=executor, progress=lines.append)

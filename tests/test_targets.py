@@ -456,7 +456,7 @@ def test_a_torch_dataset_goes_everywhere(tmp_path):
     assert whole.train.targets.shape == (22, 1)
     with pytest.raises(RecollectError, match="not examples of one size"):
         from_dataset((np.zeros((3, 2)), [1, [2, 3], 4]))
-    with pytest.raises(RecollectError, match=r"targets are \[21, 2\] for 1 names"):
+    with pytest.raises(RecollectError, match=r"targets are \[30, 2\] for 1 names: give \[N, 1\]"):
         from_dataset((np.zeros((30, 2)), np.random.rand(30, 2)), class_names=["one"])
 
 

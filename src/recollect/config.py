@@ -206,8 +206,8 @@ class Running:
     """Where a distillation starts from, runs, and what it keeps."""
 
     start: str | None = None
-    """file of a memory of the same sizes to go on from, or its name in the zoo. Default: fresh bases and addressing. A memory of
-    labels can go on with query images, as probabilities"""
+    """file of a memory of the same sizes to go on from, or its name in the zoo or on the Hub. Default: fresh bases and
+    addressing. A memory of labels can go on with query images, as probabilities"""
     preprocess: Literal["auto", "normalise", "zca"] = "auto"
     """preprocessing of images: normalise each channel, or zca, whitening too; auto is zca for svhn, cifar10 and cifar100"""
     use_validation: bool = False

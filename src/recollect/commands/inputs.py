@@ -81,7 +81,7 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
 
 def memory_path(path: Path) -> Path:
-    """A memory file, given as itself, as the folder of its run, or by its name in the zoo."""
+    """A memory file, given as itself, as the folder of its run, or by its name in the zoo or on the Hub."""
     return path / "memory.safetensors" if path.is_dir() else zoo.find(path)
 
 

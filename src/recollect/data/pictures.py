@@ -18,7 +18,7 @@ from recollect.data.readers import AGAIN, content, parsing
 from recollect.errors import RecollectError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    import PIL.Image
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS_READ = "PNG, JPEG, WebP, GIF or BMP"
@@ -33,7 +33,7 @@ def tiny_imagenet(paths: Sequence[Path]) -> Parts:
     train = [(path, i) for wnid, i in number.items() for path in visible(folder / "train" / wnid / "images")]
     test = []
     for line, fields in enumerate(map(str.split, _lines(annotations)), 1):
-        if len(fields) < 2 or fields[1] not in number:
+        if len(fields) < 2 or fields[1] not in number or Path(fields[0]).name != fields[0]:
             raise RecollectError(f"{annotations}: line {line} does not name a picture and a folder of train/: {AGAIN}")
         test.append((annotations.parent / "images" / fields[0], number[fields[1]]))
     # A few of its pictures are grey; all are 64x64.
@@ -126,38 +126,53 @@ def hugging_face(name: str, size: int | None) -> Parts:
 
 
 def _from_rows(what: str, rows: Any, image: str, label: str, size: int | None) -> Split:
+    from datasets import Image
+    from PIL import ImageOps
+
     labels = list(rows[label])
     if None in labels:
         raise RecollectError(f"{what}[{labels.index(None)}]: has no '{label}': leave unlabelled rows out of the dataset")
+    mode, rows = rows.features[image].mode, rows.cast_column(image, Image(decode=False))  # its own decoder takes every format
+
+    def picture(i: int) -> "PIL.Image.Image | None":
+        if (cell := rows[i][image]) is None:
+            return None
+        path = Path(cell["path"] or "")
+        return ImageOps.exif_transpose(decoded(f"{what}[{i}]", content(path) if cell["bytes"] is None else cell["bytes"]))
+
     own = int(getattr(getattr(rows, "data", None), "nbytes", 0))
-    images = _stack([f"{what}[{i}]" for i in range(len(labels))], lambda i: rows[i][image], size, own=own)
-    return from_numpy(images, labels)
+    mode = mode if mode in ("L", "RGB") else None
+    return from_numpy(_stack([f"{what}[{i}]" for i in range(len(labels))], picture, size, mode, own), labels)
 
 
 def _from_files(labelled: list[tuple[Path, int]], size: int | None, mode: str | None = None) -> Split:
-    own = sum(path.stat().st_size for path, _ in labelled if path.is_file())
+    own = sum(path.stat().st_size for path, _ in labelled if os.path.isfile(path))
     images = _stack([str(path) for path, _ in labelled], lambda i: open_picture(labelled[i][0]), size, mode, own)
     return from_numpy(images, [label for _, label in labelled])
 
 
-def open_picture(path: Path) -> "Image":
-    """A picture of a file, decoded. Its size is known, and refused, before that; other formats' decoders start programs, or are
-    seldom looked at."""
+def open_picture(path: Path) -> "PIL.Image.Image":
+    """A picture of a file, decoded."""
+    return decoded(str(path), content(path))
+
+
+def decoded(name: str, raw: bytes) -> "PIL.Image.Image":
+    """A picture of its bytes. Its size is known, and refused, before it is decoded; other formats' decoders start programs, or
+    are seldom looked at."""
     from PIL import Image, UnidentifiedImageError
 
-    raw = content(path)
     try:
         with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # the limit is ours
             opened = Image.open(io.BytesIO(raw), formats=FORMATS)
     except UnidentifiedImageError:
-        raise RecollectError(f"{path}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
-    limits.check(f"{path}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
+        raise RecollectError(f"{name}: not a picture, or a damaged one: give a {FORMATS_READ} file") from None
+    limits.check(f"{name}: a picture of {opened.width}x{opened.height}", PIXEL_BYTES * opened.width * opened.height, len(raw))
     opened.load()
     return opened
 
 
 def _stack(
-    names: list[str], picture: Callable[[int], "Image | None"], size: int | None, mode: str | None = None, own: int = 0
+    names: list[str], picture: Callable[[int], "PIL.Image.Image | None"], size: int | None, mode: str | None = None, own: int = 0
 ) -> np.ndarray:
     """Pictures of one size and channel count as uint8 [N, C, H, W]; `picture` opens them by number, of `own` bytes in all."""
     stack = np.empty((len(names), 0, 0, 0), np.uint8)
@@ -178,7 +193,7 @@ def _stack(
     return stack
 
 
-def pixels_of(name: str, picture: "Image | None", size: int | None, mode: str | None) -> np.ndarray:
+def pixels_of(name: str, picture: "PIL.Image.Image | None", size: int | None, mode: str | None) -> np.ndarray:
     """uint8 [1 or 3, H, W] of one picture: grey stays grey (16 bits lose the lower 8), all else becomes RGB."""
     from PIL import Image
 

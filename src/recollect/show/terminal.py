@@ -84,6 +84,19 @@ def _lines(name: str, tell: Teller, unit: str) -> Callable[[dict[str, Any]], Non
     return line
 
 
+def of_all(show: Callable[[dict[str, Any]], None], total: float) -> Callable[[dict[str, Any]], None]:
+    """Steps of several jobs at once, each line with its job's name, as one display."""
+    at: dict[str, float] = {}
+
+    def update(line: dict[str, Any]) -> None:
+        before, at[line["job"]] = at.get(line["job"], 0.0), line["step"]
+        loss = "exploded" if line.get("loss") is None else f"{line['loss']:.4f}"
+        words = {"what": f"{line['job']}: loss {loss}", "of": total, "amount": max(line["step"] - before, 1e-9)}
+        show(line | words | {"step": sum(at.values())})
+
+    return update
+
+
 @contextmanager
 def answering() -> Iterator[None]:
     """Ctrl-C is answered within a second, also while a long operation, which Python cannot interrupt, is at work."""
