@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from recollect.classifier import Classifier
     from recollect.composition import ask, compose
     from recollect.config import DistillConfig, Recipe, preset
-    from recollect.data import Images, Split, load
+    from recollect.data import Images, Split, from_dataset, load
     from recollect.data.preprocess import Preprocess
     from recollect.distillation import distill
     from recollect.errors import RecollectError
     from recollect.evaluation import Evaluation, evaluate
     from recollect.memory import Budget, Memory
     from recollect.nets import Network
+    from recollect.publish import push_to_hub
     from recollect.selection import select
     from recollect.unroll import metagradient
 
@@ -40,9 +41,11 @@ _HOME = {
     "compose": "composition",
     "distill": "distillation",
     "evaluate": "evaluation",
+    "from_dataset": "data",
     "load": "data",
     "metagradient": "unroll",
     "preset": "config",
+    "push_to_hub": "publish",
     "select": "selection",
 }
 
@@ -62,9 +65,11 @@ __all__ = [
     "compose",
     "distill",
     "evaluate",
+    "from_dataset",
     "load",
     "metagradient",
     "preset",
+    "push_to_hub",
     "select",
 ]
 

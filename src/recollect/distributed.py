@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy
 import torch
+import torch.distributed.nn  # imported once there is a group, as torch.compile does, it would keep it, and its threads, for ever
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]

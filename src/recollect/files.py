@@ -21,6 +21,10 @@ MOST_DEPTH = 100  # of JSON
 LOCK = ".lock"  # in a folder that is held: by whom
 
 
+class InUse(RecollectError):
+    """A folder is another process's now."""
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, or leave it as it was: a reader never sees anything between, and a power cut loses nothing."""
     with _beside(Path(path), data) as temporary:
@@ -123,7 +127,7 @@ def _locked(path: Path) -> int | None:
         written = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(file, 300))
         os.close(file)
         holder = written[0].decode() if written else "another process"
-        raise RecollectError(f"{path.parent} is in use by {holder}: wait for it, stop it, or give another folder") from None
+        raise InUse(f"{path.parent} is in use by {holder}: wait for it, stop it, or give another folder") from None
     except OSError as error:  # a file system without locks
         warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): keep other processes out of it", stacklevel=3)
     with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """The header of a memory file: what a memory says about itself. Read and checked here without torch, and without running
 anything that the file brings along.
 
-A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addressing` [r,d_y,K], and `encoder.*` where it is
-asked with pictures;
+A memory is one .safetensors file with the tensors `bases` [K,c,h,w] and `addressing` [r,d_y,K], `vectors` [C,d_y] where its
+queries are given ones, and `encoder.*` where it is asked with pictures or words;
 `__metadata__["recollect"]` is the JSON of the dataclass below.
 """
 
@@ -16,7 +16,8 @@ from typing import Any, TypedDict
 
 from recollect.config import Recipe, fits, read_recipe, settings
 from recollect.errors import RecollectError
-from recollect.queries import Labels, Pictures, Vectors, is_valid, stated
+from recollect.queries import Stated, Targets, Vectors, is_valid, stated
+from recollect.reading import is_stated
 from recollect.tensorfile import Kind, TensorInfo
 
 MEMORY = Kind("memory", "recollect", "recollect's", 1, "fetch or distil it again")
@@ -36,6 +37,7 @@ class Header:
 
     dataset: str
     class_names: list[str]
+    """by the number of their label; of continuous targets their names, one for each output of a network"""
     image_shape: list[int]
     """[channels, height, width] of a recalled image"""
     downsample: int = 1
@@ -43,9 +45,10 @@ class Header:
     addressing: str = "learned"
     """"learned", or "one-hot" for per-class images: then the matrices are implied and not counted"""
     query: dict[str, Any] = field(default_factory=dict)
-    """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots"""
+    """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots;
+    for vectors and targets kind and size, and what makes them of words or numbers"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
+    """how real images were prepared: mean, std, for ZCA the sidecar file with its matrix, and how pictures were fitted"""
     budget: dict[str, Any] = field(default_factory=dict)
     """what was allowed, what is used, and how it was counted"""
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -65,7 +68,7 @@ class Header:
         return smaller((channels, height, width), self.downsample)
 
     @property
-    def asked(self) -> Labels | Pictures | Vectors:
+    def asked(self) -> Stated:
         """The kind of its queries."""
         channels, height, width = self.image_shape
         return stated(self.query, (channels, height, width), len(self.class_names))
@@ -103,6 +106,8 @@ class _Preprocessing(TypedDict):
     mean: list[float]
     std: list[float]
     zca: _Whitening | None
+    columns: list[str]
+    pictures: dict | None
 
 
 class _Made(TypedDict):
@@ -128,8 +133,10 @@ def can_prepare(preprocessing: object) -> bool:
     """Whether a header's preprocessing has the right types, and names its whitening file as we do."""
     if not isinstance(preprocessing, dict) or not fits(preprocessing, _Preprocessing):
         return False
-    zca = preprocessing.get("zca")
-    return zca is None or bool(_WHITENING.fullmatch(zca.get("file", "")))
+    if len(preprocessing.get("columns", [])) not in (0, len(preprocessing.get("mean", []))):
+        return False
+    zca, pictures = preprocessing.get("zca"), preprocessing.get("pictures")
+    return (pictures is None or is_stated(pictures)) and (zca is None or bool(_WHITENING.fullmatch(zca.get("file", ""))))
 
 
 def _check(header: Header, where: object) -> None:
@@ -178,6 +185,20 @@ def check_tensors(header: Header, tensors: dict[str, TensorInfo], where: object)
     if header.addressing == "one-hot" and bases[0] != addressing[0] * addressing[1]:
         raise _damaged(where, f"its one-hot addressing is {list(addressing)}")
     if addressing[1] != header.asked.size:
-        gives = "its encoder gives" if header.query else "the header names"
+        gives = "its encoder gives" if "encoder" in header.query else "the header names"
         what = "numbers" if header.query else "classes"
         raise _damaged(where, f"its addressing is for {addressing[1]} {what}, and {gives} {header.asked.size}")
+    _check_vectors(header, tensors.get("vectors"), where)
+
+
+def _check_vectors(header: Header, info: TensorInfo | None, where: object) -> None:
+    asked = header.asked
+    if not isinstance(asked, Vectors | Targets) or (info is None and isinstance(asked, Vectors) and not asked.has_classes):
+        return
+    if info is None:
+        raise _damaged(where, "it has no tensor 'vectors'")
+    if isinstance(asked, Targets) and len(asked.mean) != len(header.class_names):
+        raise _damaged(where, f"its targets are {len(asked.mean)}, and its header names {len(header.class_names)}")
+    rows = len(header.class_names) if isinstance(asked, Vectors) else max(1, *info.shape[:1])
+    if info.dtype != "F32" or info.shape != (rows, asked.size):
+        raise _damaged(where, f"its tensor 'vectors' is {info.dtype} {list(info.shape)}, not F32 {[rows, asked.size]}")

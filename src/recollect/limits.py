@@ -10,6 +10,7 @@ from recollect.errors import RecollectError
 
 VARIABLE = "RECOLLECT_MOST_GIB"  # an environment variable: processes that this one starts have it too
 USUAL, TIMES = 2.0, 32
+MOST_SIZE = 65536  # numbers of a query vector, and others that a damaged file may name: more is refused
 
 
 def most() -> float:

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from recollect import limits, zoo
+from recollect import hub, limits, zoo
 from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
 from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
-from recollect.queries import Labels, Pictures, Vectors
+from recollect.queries import Pictures, Stated, Targets, Vectors
 from recollect.tensorfile import TensorInfo, checksum, plain
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "float16", "bfloat16"]
 ENCODER = "encoder."  # what the names of its tensors begin with
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-Query = int | str | Sequence[int] | Sequence[str] | Tensor | None
-"""labels, class names, or vectors [Q, d_y] (floats); None is every class"""
+Query = int | str | Sequence[int] | Sequence[str] | Sequence[float] | Tensor | None
+"""labels, class names, vectors [Q, d_y] (floats) or continuous targets; None is every class"""
 
 
 @dataclass(frozen=True)
@@ -128,10 +128,11 @@ class Budget:
         return "a larger buffer" if self.share else "more images per class"
 
     def default_bases(self) -> int:
-        """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more: for 1 image per class
-        27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for."""
+        """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more; two where only one would.
+        For 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for.
+        """
         usual = self.numbers // (self.base_numbers + max(4, self.base_numbers // 20) * self.query_numbers)
-        return usual or self.bases(1)
+        return max(usual, min(self.bases(1), 2))
 
     def per_class(self) -> int:
         """How many images of each class fit without learned addressing (K = N', one-hot A)."""
@@ -208,7 +209,9 @@ class Memory:
 
     __iter__ = None  # memory[0] is a class: not the first of a sequence
 
-    def __init__(self, bases: Tensor, addressing: Tensor, header: Header, encoder: "Params | None" = None):
+    def __init__(
+        self, bases: Tensor, addressing: Tensor, header: Header, encoder: "Params | None" = None, vectors: Tensor | None = None
+    ):
         kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.uint8: "U8"}
         self.bases = bases
         """[K, c, h, w]"""
@@ -221,19 +224,23 @@ class Memory:
         """what to call it beside others: its dataset; once loaded, its file (its folder, for a run's memory.safetensors)"""
         self.fitted: Preprocess | None = None
         """its preprocessing, once it was needed, or where it was just distilled and there is no file yet"""
-        tensors = {"bases": bases, "addressing": addressing}
+        tensors = {"bases": bases, "addressing": addressing} | ({} if vectors is None else {"vectors": vectors})
         infos = {name: TensorInfo(tuple(t.shape), kinds.get(t.dtype, str(t.dtype))) for name, t in tensors.items()}
         check_tensors(self.header, infos, "the memory")
         self.encoder = encoder or {}
-        """the weights of the network that makes query vectors of pictures; none where labels are asked with"""
+        """the weights of what makes query vectors of pictures or words; none where labels are asked with"""
+        self.vectors = vectors
+        """[classes, d_y]: the query vector of each class, where they are given ones; of continuous targets [Q, d_y], some that
+        stand for the data; None where classes are one-hot"""
         _check_encoder(self.encoder, self.header, "the memory")
 
     def __repr__(self) -> str:
         kept = f"{len(self.bases)} bases, {len(self.addressing)} matrices, {self.floats:,} numbers"
-        return f"Memory({self.name}: {len(self.class_names)} classes of {'x'.join(map(str, self.image_shape))}; {kept})"
+        names = ", ".join(self.class_names[:3]) if isinstance(self.asked, Targets) else f"{len(self.class_names)} classes"
+        return f"Memory({self.name}: {names} of {'x'.join(map(str, self.image_shape))}; {kept})"
 
     @property
-    def asked(self) -> Labels | Pictures | Vectors:
+    def asked(self) -> Stated:
         """What it is asked with."""
         return self.header.asked
 
@@ -263,22 +270,44 @@ class Memory:
         return Classes(self, tuple(self.labels(query).tolist()))
 
     def queries(self, query: Query = None) -> Tensor:
-        """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot), vectors, or None for all classes."""
+        """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot, or the vectors of the classes), vectors,
+        continuous targets in their own units, or None for all classes."""
         size = self.addressing.shape[1]
+        if isinstance(self.asked, Targets):
+            return self._of_targets(self.asked, query)
         if isinstance(query, Tensor) and query.is_floating_point():
             if query.ndim != 2 or query.shape[1] != size or len(query) == 0:
                 raise RecollectError(f"query vectors are {list(query.shape)}: give [Q, {size}], one row a query")
             return query.float()
         labels = self.labels(query)
         limits.check(f"{len(labels):,} queries of {self.name}", 8 * len(labels) * size, self.nbytes)
-        return torch.nn.functional.one_hot(labels, size).float()
+        return torch.nn.functional.one_hot(labels, size).float() if self.vectors is None else self.vectors[labels]
+
+    def _of_targets(self, asked: Targets, query: Any) -> Tensor:
+        if query is None:
+            assert self.vectors is not None
+            return self.vectors
+        names, wanted = ", ".join(self.class_names), f"give floats [Q, {asked.size - 1}], one row a query"
+        try:
+            targets = torch.as_tensor(query, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise RecollectError(f"{self.name} is asked with continuous targets ({names}): {wanted}") from None
+        targets = targets.reshape(-1, 1) if targets.ndim < 2 and asked.size == 2 else targets
+        if targets.ndim != 2 or targets.shape[1] != asked.size - 1 or not len(targets) or not targets.isfinite().all():
+            what = f"{list(targets.shape)}" if targets.isfinite().all() else "not finite"
+            raise RecollectError(f"targets are {what}, and this memory's are {names}: {wanted}")
+        return asked.vectors({}, torch.empty(0), asked.prepare(targets))
 
     def labels(self, query: Query = None) -> Tensor:
         """The class numbers [Q] that a query of labels or names stands for."""
-        if isinstance(self.asked, Pictures):
+        asked = self.asked
+        if isinstance(asked, Pictures):
             raise RecollectError(f"{self.name} is asked with pictures, not with labels: use ask (recollect ask)")
-        if isinstance(self.asked, Vectors):
-            raise RecollectError(f"{self.name} is asked with vectors ({self.asked.kind}): give floats [Q, {self.asked.size}]")
+        if isinstance(asked, Targets):
+            names = ", ".join(self.class_names)
+            raise RecollectError(f"{self.name} is asked with continuous targets ({names}), and has no classes: give numbers")
+        if self.vectors is None and isinstance(asked, Vectors):
+            raise RecollectError(f"{self.name} is asked with vectors ({asked.kind}): give floats [Q, {asked.size}]")
         if query is None:
             return torch.arange(len(self.class_names))
         if isinstance(query, Tensor):
@@ -288,13 +317,13 @@ class Memory:
             raise RecollectError("the query is empty: name at least one class")
         return torch.tensor([self._label(item) for item in chosen])
 
-    def _label(self, item: "int | str") -> int:
+    def _label(self, item: "int | str | float") -> int:
         if isinstance(item, str):
             if item not in self.class_names:
                 raise unknown("class", item, self.class_names)
             return self.class_names.index(item)
         whole = isinstance(item, Integral) and not isinstance(item, bool)  # numpy's too, but no mask
-        if not whole or not 0 <= item < len(self.class_names):
+        if not whole or not 0 <= int(item) < len(self.class_names):
             raise RecollectError(f"label {item!r} is not one of this memory's 0 to {len(self.class_names) - 1}")
         return int(item)
 
@@ -302,19 +331,24 @@ class Memory:
         """A training set.
 
         Arguments:
-            query: class names or labels, in any order; vectors [Q, d_y] (floats); None for every class.
+            query: class names or labels, in any order; vectors [Q, d_y] (floats); continuous targets [Q, targets] in their own
+                units, also between those of the data; None for every class, or for targets that stand for the data.
 
         Returns:
             images: [Q r, C, H, W] as a network sees them (preprocessed), the r images of a query together.
-            labels: [Q r], this memory's class numbers; for query vectors, the rows of the query.
+            labels: [Q r], this memory's class numbers; for query vectors, the rows of the query. For continuous targets
+                [Q r, targets] as a network sees them (standardised; `memory.asked.undo` gives their own units).
         """
         queries = self.queries(query)
         count = len(queries) * len(self.addressing)
         limits.check(f"{count:,} images of {self.name}", 4 * count * math.prod(self.image_shape), self.nbytes)
         images = recall(self.bases.float(), self.addressing.float(), queries, self.image_shape[1:])
-        is_vectors = isinstance(query, Tensor) and query.is_floating_point()
-        labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
-        return images, labels.repeat_interleave(len(self.addressing))
+        if isinstance(self.asked, Targets):
+            labels = queries[:, :-1]
+        else:
+            is_vectors = isinstance(query, Tensor) and query.is_floating_point()
+            labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
+        return images, labels.repeat_interleave(len(self.addressing), 0)
 
     def encode(self, images: Tensor) -> Tensor:
         """The query vectors of pictures [N, C, H, W] of one class, prepared as a network sees them: [N, d_y], or [1, d_y]
@@ -366,7 +400,8 @@ class Memory:
         key = lambda entry: (entry.get("network"), entry.get("on"))  # noqa: E731
         new = {key(entry) for entry in entries}
         kept = [entry for entry in self.header.accuracy if key(entry) not in new]
-        memory = Memory(self.bases, self.addressing, replace(self.header, accuracy=[*kept, *entries]), self.encoder)
+        header = replace(self.header, accuracy=[*kept, *entries])
+        memory = Memory(self.bases, self.addressing, header, self.encoder, self.vectors)
         memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
         return memory
 
@@ -379,38 +414,55 @@ class Memory:
             if preprocess.to_json()["zca"] == zca:  # one that was fitted again is not the file that the header names
                 preprocess.save_sidecar(path.parent)
         encoder = {f"{ENCODER}{name}": p for name, p in self.encoder.items()}
-        tensors = plain({"bases": self.bases, "addressing": self.addressing} | encoder)
+        vectors = {} if self.vectors is None else {"vectors": self.vectors}
+        tensors = plain({"bases": self.bases, "addressing": self.addressing} | vectors | encoder)
         header = replace(self.header, checksum=_checksum(tensors))
         MEMORY.write(path, header.to_json(), tensors)
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
-        """Read a memory file, or a memory of the zoo by its name ("cifar10-1"). A damaged or foreign file gets a
-        RecollectError; nothing in it is ever executed."""
+        """Read a memory file, or a memory of the zoo or the Hub by its name ("cifar10-1", "hub:owner/name"). A damaged or
+        foreign file gets a RecollectError; nothing in it is ever executed."""
         path = zoo.find(path)
         header, _ = read_header(path)
         tensors = MEMORY.tensors(path)
         if header.checksum != _checksum(tensors):
             raise RecollectError(f"{path} is damaged: its tensors do not match its checksum; fetch or distil it again")
-        ours = [name for name in tensors if name in ("bases", "addressing") or name.startswith(ENCODER)]
+        ours = [name for name in tensors if name in ("bases", "addressing", "vectors") or name.startswith(ENCODER)]
         if not all(tensors[name].isfinite().all() for name in ours):
             raise RecollectError(f"{path} holds values that are not finite: distil it again with a lower learning rate")
         encoder = {name.removeprefix(ENCODER): t for name, t in tensors.items() if name.startswith(ENCODER)}
         _check_encoder(encoder, header, path)
-        memory = Memory(tensors["bases"], tensors["addressing"], header, encoder)
+        given = tensors.get("vectors") if isinstance(header.asked, Vectors | Targets) else None
+        memory = Memory(tensors["bases"], tensors["addressing"], header, encoder, given)
         if header.addressing == "one-hot":
             implied = one_hot_addressing(len(header.class_names), len(memory.addressing))
             if not torch.equal(memory.addressing, implied):
                 raise RecollectError(f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again")
         memory.folder = path.parent
         memory.name = path.parent.resolve().name if path.name == "memory.safetensors" else path.stem
+        if on_hub := hub.name_of(path):
+            memory.name = on_hub.rpartition("/")[2]
         return memory
+
+    @staticmethod
+    def from_pretrained(name: str, revision: str | None = None) -> "Memory":
+        """Load a memory from the Hugging Face Hub (pip install 'recollect[hub]'); `push_to_hub` sends one there.
+
+        Arguments:
+            name: "owner/name".
+            revision: a branch, tag or commit; None is what is there now.
+        """
+        return Memory.load(f"{hub.PREFIX}{name}" + (f"@{revision}" if revision else ""))
 
 
 def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
-    if isinstance(header.asked, Vectors):
+    if isinstance(header.asked, Vectors) and not header.asked.has_classes:
         return  # whoever made the query kind knows
     expected = {}
+    if isinstance(header.asked, Vectors) and header.asked.words:
+        size = encoder["mean"].shape if "mean" in encoder else torch.Size((0,))
+        expected = {"mean": (size, torch.float32), "projection": (torch.Size((*size, header.asked.size)), torch.float32)}
     if isinstance(header.asked, Pictures):
         try:
             module = header.asked.network.module
@@ -418,9 +470,11 @@ def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
             raise RecollectError(f"{where} is damaged ({error}); distil it again") from None
         expected = {name: (p.shape, torch.float32) for name, p in module.named_parameters()}
     if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
-        raise RecollectError(f"{where} is damaged: its encoder is not the network that its header names; distil it again")
+        what = "is not the network that its header names" if isinstance(header.asked, Pictures) else "is not what its header says"
+        raise RecollectError(f"{where} is damaged: its encoder {what}; distil it again")
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
-    names = ["bases", "addressing", *sorted(name for name in tensors if name.startswith(ENCODER))]
+    given = ["vectors"] if "vectors" in tensors else []
+    names = ["bases", "addressing", *given, *sorted(name for name in tensors if name.startswith(ENCODER))]
     return checksum(tensors[name] for name in names)

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from recollect.commands.inputs import memory_path
+from recollect.errors import RecollectError
 from recollect.show import terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recollect.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -15,19 +21,44 @@ class Recall:
     """Export what a memory recalls."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     out: Path
-    """file (npz, sheet) or folder (png, pt) to write"""
+    """file (npz, sheet, parquet) or folder (png, pt, ddranking) to write"""
     classes: tuple[str, ...] = ()
     """names of the classes to recall, in this order. Default: all"""
-    format: Literal["npz", "png", "sheet", "pt"] = "npz"
-    """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors"""
+    targets: tuple[float, ...] = ()
+    """continuous targets to recall, in their own units; of several targets one row after another. Default: some that stand for
+    the data"""
+    format: Literal["npz", "png", "sheet", "pt", "csv", "ddranking", "parquet"] = "npz"
+    """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors; csv: of
+    vectors, a row each; ddranking: a folder that DD-Ranking's package evaluates; parquet: a table that Hugging Face datasets
+    reads"""
 
     def perform(self) -> int:
         from recollect.export import export
         from recollect.memory import Memory
 
         memory = Memory.load(memory_path(self.memory))
-        export(memory, list(self.classes) or None, self.out, self.format)
+        if self.targets and self.classes:
+            raise RecollectError("classes and targets cannot both be recalled: leave one out")
+        export(memory, list(self.classes) or _rows(memory, self.targets), self.out, self.format)
         terminal.say(str(self.out))
         return 0
+
+
+def _rows(memory: "Memory", targets: tuple[float, ...]) -> "Tensor | None":
+    """Targets as rows of as many as the memory has."""
+    import torch
+
+    from recollect.queries import Targets
+
+    if not targets:
+        return None
+    if not isinstance(memory.asked, Targets):
+        raise RecollectError(f"{memory.name} is asked with a {memory.asked.unit}, not with targets: leave --targets out")
+    count = len(memory.class_names)
+    if len(targets) % count:
+        raise RecollectError(
+            f"{len(targets)} numbers are no rows of {count} targets ({', '.join(memory.class_names)}): give {count} each"
+        )
+    return torch.tensor(targets, dtype=torch.float64).view(-1, count)

@@ -186,11 +186,13 @@ NPZ_KEYS: tuple[dict[str, tuple[str, str]], ...] = (
     {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")},
     {p: (f"{k}_images", f"{k}_labels") for p, k in (("train", "train"), ("validation", "val"), ("test", "test"))},
     {"train": ("images", "labels")},
+    {"train": ("X", "y")},
 )
 
 
 def npz(path: Path) -> Parts:
-    """Arrays of images and labels, under the keys of Keras, of MedMNIST, or plain images and labels."""
+    """Arrays of images and labels, under the keys of Keras, of MedMNIST, or plain images and labels; under x and y also vectors,
+    grids and continuous targets."""
     with (
         parsing(f"{path}: not a readable .npz of plain arrays", "write it anew with numpy.savez"),
         zipfile.ZipFile(io.BytesIO(raw := content(path))) as archive,
@@ -198,25 +200,27 @@ def npz(path: Path) -> Parts:
         names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         keys = next((style for style in NPZ_KEYS if style["train"][0] in names), None)
         if keys is None:
-            remedy = "name the arrays x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels"
+            styles = "x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels, or X and y"
+            remedy = f"name the arrays {styles}"
             raise RecollectError(f"{path}: no images in it (it has {', '.join(names)[:200] or 'nothing'}): {remedy}")
         read = [name for name in (*itertools.chain(*keys.values()), "class_names") if name in names]
-        arrays = {name: _npy(f"{path}: '{name}'", archive, name, len(raw)) for name in read}
+        arrays = {name: npy(f"{path}: '{name}'", archive, name, len(raw)) for name in read}
     splits = {}
     for part, (images, labels) in keys.items():
         if (images in arrays) != (labels in arrays):
             here, lacking = (images, labels) if images in arrays else (labels, images)
             raise RecollectError(f"{path}: '{here}' without '{lacking}': add the array '{lacking}'")
         if images in arrays:
-            pixels = _npz_images(f"{path}: '{images}'", arrays[images])
-            splits[part] = from_numpy(pixels, _npz_labels(f"{path}: '{labels}'", arrays[labels]))
+            x, y = (_npz_x, _npz_y) if images.lower().startswith("x") else (_npz_images, _npz_labels)
+            pixels = x(f"{path}: '{images}'", arrays[images])
+            splits[part] = from_numpy(pixels, y(f"{path}: '{labels}'", arrays[labels]))
     called = arrays.get("class_names", np.empty(0, "U"))
     if called.ndim != 1 or called.dtype.kind not in "US":
         raise RecollectError(f"{path}: 'class_names' is {called.dtype} {list(called.shape)}: make it a list of strings")
     return Parts(splits, tuple(map(text, called.tolist())))
 
 
-def _npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
+def npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
     """One array of an archive; how large it is, is known before it is unpacked."""
     with archive.open(f"{name}.npy") as file:
         head = {(1, 0): read_array_header_1_0, (2, 0): read_array_header_2_0}.get(read_magic(file))
@@ -250,6 +254,19 @@ def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
     if images.size and (images.min() < 0 or images.max() > 1):
         raise RecollectError(f"{what} has floats in {images.min():g}..{images.max():g}: scale them to 0..1 or save uint8")
     return np.rint(images.astype(np.float32) * 255).astype(np.uint8)
+
+
+def _npz_x(what: str, x: np.ndarray) -> np.ndarray:
+    """The same; vectors [N, d], and grids [N, H, W] of floats beyond 0..1, as they are."""
+    if x.ndim == 2 and x.dtype.kind in "biuf":
+        return x
+    is_grid = x.ndim == 3 and x.dtype.kind == "f" and x.size and (x.min() < 0 or x.max() > 1)
+    return x[:, None] if is_grid else _npz_images(what, x)
+
+
+def _npz_y(what: str, y: np.ndarray) -> np.ndarray:
+    """Labels; or floats [N] or [N, targets]."""
+    return y if y.dtype.kind == "f" and y.ndim in (1, 2) else _npz_labels(what, y)
 
 
 def _npz_labels(what: str, labels: np.ndarray) -> np.ndarray:
