@@ -327,10 +327,11 @@ def _perform(
             failed = _sendable(error)
         sent, written = teller.send(), {}
         if sent is not None:
-            import ray
+            from ray import get
+            from ray.exceptions import RayError
 
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(sent, timeout=LOST)
+            with contextlib.suppress(RayError):
+                get(sent, timeout=LOST)
         if folder and files is not None:
             written = {name: data for name, data in _files(folder).items() if files.get(name) != data}
     return _Outcome(result, failed, written)
