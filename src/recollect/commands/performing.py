@@ -70,6 +70,9 @@ def spelt(name: str, command: Any, *leave: str) -> tuple[str, ...]:
         value = getattr(command, field.name)
         if field.name in leave or value == field.default or isinstance(value, Performing):
             continue
+        if dataclasses.is_dataclass(value):
+            flags += spelt(name, value)[2:]
+            continue
         given = [
             str(each.absolute() if isinstance(each, Path) else each) for each in (value if isinstance(value, tuple) else [value])
         ]
