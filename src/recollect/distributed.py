@@ -67,7 +67,8 @@ class Ranks:
         known = [(each, each._use_count()) for each in tensors if not each.is_cuda]
         try:
             yield
-            while any(each._use_count() > count for each, count in known) and time.perf_counter() < began + SENDING:
+            until = time.perf_counter() + LAST_WORD
+            while any(each._use_count() > count for each, count in known) and time.perf_counter() < until:
                 time.sleep(0)
         except RuntimeError as error:  # torch's errors of connections
             raise Lost(
