@@ -176,7 +176,7 @@ def test_imports_with_only_the_core_dependencies():
     code = """
 import sys, importlib, pkgutil, warnings
 warnings.simplefilter("ignore")
-for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pandas"):
+for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pandas", "huggingface_hub"):
     sys.modules[name] = None
 import recollect
 for module in pkgutil.walk_packages(recollect.__path__, "recollect."):

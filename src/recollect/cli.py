@@ -31,6 +31,7 @@ from recollect.commands.info import Info
 from recollect.commands.inputs import Data
 from recollect.commands.plan import Plan, PlanStream
 from recollect.commands.plot import Plot
+from recollect.commands.push import Push
 from recollect.commands.recall import Recall
 from recollect.commands.reproduce import Reproduce
 from recollect.commands.resume import Resume
@@ -60,6 +61,7 @@ KINDS: dict[str, Any] = {
     "demo": Demo,
     "reproduce": Reproduce,
     "zoo": Zoo,
+    "push": Push,
     "studio": Studio,
     "bench": Bench,
 }

@@ -1,7 +1,9 @@
-"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, plain .pt tensors, .csv of vectors."""
+"""A recall as files that other programs read: .npz, a folder of PNGs, one contact sheet, plain .pt tensors, .csv of vectors,
+DD-Ranking's folder, or .parquet."""
 
 import csv
 import io
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,20 +15,24 @@ import torch
 from torch import Tensor
 
 from recollect.data.preprocess import Preprocess
+from recollect.ddranking import given
 from recollect.errors import RecollectError
 from recollect.files import write_through
 from recollect.memory import Memory, Query
 from recollect.queries import Targets
 from recollect.show.pictures import png, to_pixels
 
-Format = Literal["npz", "png", "sheet", "pt", "csv"]
+Format = Literal["npz", "png", "sheet", "pt", "csv", "ddranking", "parquet"]
 
 
 def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
-    """Write a recall to `out`, a file (npz, sheet) or a folder (png, pt) that must not be there yet; all of it, or nothing."""
+    """Write a recall to `out`, a file (npz, sheet, parquet) or a folder (png, pt, ddranking) that must not be there
+    yet; all of it, or nothing."""
     if out.exists():
         raise RecollectError(f"{out} already exists: give another name (--out)")
-    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt, "csv": _csv}[kind](memory, *memory.recall(query))
+    if kind == "ddranking" and query is not None:
+        raise RecollectError("DD-Ranking wants the images of all classes: leave out --classes")
+    files = FORMATS[kind](memory, *memory.recall(query))
     try:
         for name, data in files.items():
             write_through(out / name, data)
@@ -74,6 +80,31 @@ def _csv(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     return {"": text.getvalue().encode()}
 
 
+def _ddranking(memory: Memory, *_: Tensor) -> dict[str, bytes]:
+    """images.pt, labels.pt and lr.pt as its package's quick start loads them, and config.json for its Config.from_file"""
+    found = given(memory)
+    tensors = {"images.pt": found.images, "labels.pt": found.labels, "lr.pt": found.lr}
+    files = {name: _bytes(partial(torch.save, tensor.clone())) for name, tensor in tensors.items()}
+    return files | {"config.json": (json.dumps(found.config, indent=2) + "\n").encode()}
+
+
+def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
+    """Columns image (PNG) and label, as Hugging Face datasets has them: its viewer shows them, and load_dataset reads them."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise RecollectError("a .parquet file needs pyarrow: pip install 'recollect[hf]'") from None
+    pixels = to_pixels(memory.preprocess().undo(images))
+    rows = [{"bytes": png(image[None]), "path": f"{number:06d}.png"} for number, image in enumerate(pixels)]
+    kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(memory.class_names)}}
+    picture = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    schema = pyarrow.schema(
+        {"image": picture, "label": pyarrow.int64()}, {"huggingface": json.dumps({"info": {"features": kinds}})}
+    )
+    return _bytes(lambda file: pyarrow.parquet.write_table(pyarrow.table([rows, labels.tolist()], schema), file))
+
+
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
     if isinstance(memory.asked, Targets) or memory.preprocess().columns:
@@ -89,6 +120,17 @@ def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
 def _sheet(memory: Memory, images: Tensor, _: Tensor) -> dict[str, bytes]:
     """all recalled images in one picture, a row a class"""
     return {"": png(to_pixels(memory.preprocess().undo(images)), len(memory.addressing))}
+
+
+FORMATS: dict[Format, Callable[[Memory, Tensor, Tensor], dict[str, bytes]]] = {
+    "npz": _npz,
+    "png": _png,
+    "sheet": _sheet,
+    "pt": _pt,
+    "csv": _csv,
+    "ddranking": _ddranking,
+    "parquet": lambda *recalled: {"": parquet(*recalled)},
+}
 
 
 def _bytes(save: Callable[..., None], **options: Any) -> bytes:

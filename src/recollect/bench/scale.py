@@ -19,7 +19,7 @@ from recollect.errors import RecollectError
 from recollect.nets import Network
 
 CONFIG = preset(
-    "fast", network="convnet:width=64", bases=12, inner_steps=12, window=8, window_place="late", inner_per_class=5,
+    "fast", network="convnet:width=64", bases=12, inner_steps=6, window=4, window_place="late", inner_per_class=5,
     real_per_class=20, networks_per_step=4, device="cpu",
 )  # fmt: skip
 ROUNDS, STEPS = 3, 4
@@ -30,7 +30,7 @@ def images() -> Images:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (600, 1, 28, 28), dtype=torch.uint8, generator=generator)
     splits = (Split(pixels[at], torch.arange(200) % 10) for at in (slice(0, 200), slice(200, 400), slice(400, 600)))
-    return Images("noise", tuple("0123456789"), *splits)
+    return Images("noise", *splits, class_names=tuple("0123456789"))
 
 
 def scale() -> dict[str, float]:

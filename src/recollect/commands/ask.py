@@ -14,7 +14,7 @@ class Ask(Files, Training):
     """Train a classifier from pictures whose labels nobody knows, with a memory that was distilled with --query images."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     pictures: Positional[tuple[Path, ...]]
     """a folder of pictures for each class, or one folder with such folders in it"""
     data: str | None = None
@@ -27,7 +27,7 @@ class Ask(Files, Training):
         groups = folders(self.pictures)
         memory = Memory.load(memory_path(self.memory))
         check_use(memory.image_shape, self)
-        images = self.load(self.data) if self.data else None
+        images = self.load(self.data, memory.header) if self.data else None
         composition = ask(memory, groups, images)
         use(trained(composition, self), self)
         return 0

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recollect.data import Images
     from recollect.distributed import Ranks
     from recollect.evaluation import Evaluation
+    from recollect.header import Header
     from recollect.jobs import Job
     from recollect.memory import Memory
     from recollect.training import Progress
@@ -32,7 +33,7 @@ class Evaluate(Files):
     images of the same floats."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     data: str | None = None
     """dataset that the memory was made of, where its name is not enough: a folder, a .npz or .csv file, hf:owner/name"""
     networks: int = 20
@@ -49,11 +50,14 @@ class Evaluate(Files):
     """leave out the networks that are trained on random real images of the same floats, or on chosen ones"""
     full: int = 0
     """epochs of networks that are trained on all the data too; with 0 there are none"""
+    ddranking: bool = False
+    """report DD-Ranking's label-robust and augmentation-robust scores instead. They need all the data (--full), and networks
+    trained with and without augmentation"""
     record: bool = False
     """write the accuracy, or R2 and RMSE, into the memory file's header"""
     json: Path | None = None
     """file to write all values to; - writes them to standard output. Default: a file in evaluations/ beside the memory, or in
-    runs/zoo/NAME for a memory of the zoo"""
+    runs/zoo/NAME for a memory of the zoo (runs/hub/OWNER/NAME: of the Hub)"""
     seed: int = 0
     """seed of the networks"""
     device: str = "auto"
@@ -64,9 +68,8 @@ class Evaluate(Files):
         path = memory_path(self.memory)
         shipped = zoo.name_of(path)
         if shipped and self.record:
-            raise RecollectError(
-                f"{shipped} is of the zoo, whose files stay as they are: save a copy, and record there (--record)"
-            )
+            whose = "Hub" if ":" in shipped else "zoo"
+            raise RecollectError(f"{shipped} is of the {whose}, whose files stay as they are: --record into a copy that you save")
         with terminal.loading(path):
             memory, images = self._loaded(path)
         from recollect.evaluation import keep, mean_predictor, memory_recipe
@@ -77,6 +80,8 @@ class Evaluate(Files):
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
         options: dict[str, Any] = dict(networks=self.networks, on=self.on, seed=self.seed, device=self.device)
+        if self.ddranking:
+            return self._ranked(memory, images, options | {"recipe": recipe})
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
@@ -104,14 +109,13 @@ class Evaluate(Files):
         if ranks.rank:
             return 0
         if str(self.json) != "-":
-            metric = "R2 and RMSE" if continuous else "accuracy"
-            terminal.accuracy_table(f"{images.name}: {metric} on the {self.on} set ({found[0].protocol})", rows)
+            terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
             write_to(
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
             )
         else:
-            terminal.say(f"kept in {keep(path, rows, Path('runs') / 'zoo' / shipped if shipped else None)}")
+            terminal.say(f"kept in {keep(path, rows, _elsewhere(shipped))}")
         if self.record:
             self._record(memory, found, path)
         if _is_of_run(path) and (self.record or not self.json):
@@ -122,16 +126,16 @@ class Evaluate(Files):
         self, memory: "Memory", images: "Images", recipes: "list[Recipe]", baselines: tuple[str, ...], options: dict[str, Any]
     ) -> "tuple[list[Job], list[int]]":
         """One for each row of the table, and the numbers that it has of its data."""
-        from recollect.queries import STAND_INS
+        from recollect.evaluation import examples
 
         per_class, preprocess = memory.header.budget.get("images_per_class", 1), memory.preprocess(images)
-        count = per_class * (STAND_INS if images.train.targets is not None else images.classes)
+        size = examples(images, per_class) * images.train.images[0].numel()
         jobs = [_job("memory", each, options, "evaluate", memory, images) for each in recipes]
         sizes = [memory.floats] * len(recipes)
         for how in baselines:
             given = images, how, per_class, preprocess
             jobs += [_job(f"{how} real images", each, options, "chosen_real", *given) for each in recipes]
-            sizes += [count * images.train.images[0].numel()] * len(recipes)
+            sizes += [size] * len(recipes)
         return jobs, sizes
 
     def _performed(self, jobs: "list[Job]", name: str, processes: int) -> "list[Evaluation]":
@@ -159,7 +163,21 @@ class Evaluate(Files):
             raise RecollectError(f"seed is {self.seed}: give 0 or more")
         at_least_one(self.networks)
         memory = Memory.load(path)
-        return memory, _images_of(memory.header.dataset, path, self)
+        return memory, _images_of(memory.header, path, self)
+
+    def _ranked(self, memory: "Memory", images: "Images", options: dict[str, Any]) -> int:
+        from recollect.ddranking import ranked
+
+        if not self.full:
+            raise RecollectError("DD-Ranking compares with networks trained on all the data: say for how many epochs (--full)")
+        with terminal.trainings("five sets of networks") as progress:
+            found = ranked(memory, images, self.full, progress=progress, **options)
+        if str(self.json) != "-":
+            terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set", [(row, "") for row in found.rows])
+            terminal.pairs("DD-Ranking, in [0, 1]", [(name, f"{mean:.3f} ± {dev:.3f}") for name, mean, dev in found.scores()])
+        if self.json:
+            write_to(self.json, found.to_json())
+        return 0
 
     def _met(self, path: Path, images: "Images", settings: dict[str, Any]) -> "Ranks":
         """The other processes, if there are any: they must evaluate the same."""
@@ -197,6 +215,12 @@ def _row(
     return getattr(evaluation, how)(*given, recipe=recipe, progress=lambda now: tell((called, now), 0.0), **options)
 
 
+def _elsewhere(name: str | None) -> Path | None:
+    """Where evaluations of a memory are kept that is not the user's own: runs/zoo/NAME, runs/hub/OWNER/NAME."""
+    kind, colon, rest = (name or "").partition(":")
+    return Path("runs", kind, rest) if colon else Path("runs", "zoo", name) if name else None
+
+
 def _is_of_run(memory: Path) -> bool:
     from recollect.runs import Run
 
@@ -204,18 +228,18 @@ def _is_of_run(memory: Path) -> bool:
     return memory == run.memory_path and run.is_begun
 
 
-def _images_of(name: str, memory: Path, command: Evaluate):
+def _images_of(header: "Header", memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
     from recollect.data import BUNCHES, NAMED
     from recollect.runs import Run
 
     if command.data:
-        return command.load(command.data)
-    run = Run(memory.parent)
+        return command.load(command.data, header)
+    run, name = Run(memory.parent), header.dataset
     known = run.settings["data"] if run.is_begun else {}
     if "name" not in known and name.lower() not in ("digits", *NAMED, *BUNCHES):  # a file from anywhere may name any place
         raise RecollectError(f"{memory} was made of '{name}', which is no official dataset: say where it is (--data)")
     try:
-        return loaded({"name": name, **known}, root=command.root, size=command.size, target=command.target, label=command.label)
+        return loaded({"name": name, **known}, **command.given())
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None
