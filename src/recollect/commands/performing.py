@@ -25,13 +25,13 @@ class Performing:
     workers: int = 1
     """number of jobs at a time, in threads or processes"""
     address: Annotated[str, flag("ray_address")] = "auto"
-    """HOST:PORT of the Ray cluster; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
+    """address of the Ray cluster, HOST:PORT; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
     gpus: Annotated[float, flag("gpus_per_job")] = 0.0
-    """GPUs of each job on a Ray cluster; with 0.25 four jobs share one, with 0 they compute on CPUs"""
+    """number of GPUs of each job on a Ray cluster; with 0.25 four jobs share one, with 0 they compute on CPUs"""
     cpus: Annotated[int | None, flag("cpus_per_job")] = None
     """threads of each job on a Ray cluster. Default: as many as this process has (OMP_NUM_THREADS), or one with GPUs"""
     folders: Annotated[Literal["shared", "returned"], flag("ray_folders")] = "shared"
-    """where run folders are on a Ray cluster. shared: at a path that all nodes see; returned: each job has a copy that comes back
+    """place of run folders on a Ray cluster. shared: at a path that all nodes see; returned: each job has a copy that comes back
     when it ends, and whose checkpoints do not survive its node"""
 
     @property
