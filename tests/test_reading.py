@@ -18,7 +18,9 @@ from test_hostile import png
 
 from recollect import Classifier, Memory, Preprocess, RecollectError, data, distill, preset
 from recollect.classifier import read_picture
-from recollect.cli import main
+from recollect.cli import main, parse
+from recollect.commands.evaluate import Evaluate
+from recollect.commands.performing import spelt
 from recollect.data.check import ALIKE, check, leaders
 from recollect.data.fitting import fitted, full_size, open_picture
 from recollect.header import can_prepare
@@ -539,3 +541,10 @@ def test_a_reading_is_the_same_after_json():
         kept = json.loads(json.dumps(how.given()))
         assert Reading(**kept) == how
         assert len(kept) == sum(value != asdict(Reading())[name] for name, value in asdict(how).items())
+
+
+def test_a_job_s_command_has_the_options_too(tmp_path):
+    """As other schedulers get it."""
+    how = Reading(colour="grey", pattern="{label}/**/*", skip_bad=True)
+    words = spelt("evaluate", Evaluate(memory=tmp_path, size=8, reading=how, networks=3))
+    assert parse([*words[1:]]) == Evaluate(memory=tmp_path, size=8, reading=how, networks=3)
