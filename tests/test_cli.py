@@ -91,7 +91,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_distill(call, toy_npz, toy_images, folder):
     out, err = call("distill", toy_npz, *TINY)
     assert out == "186 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
-    assert err.startswith("toy: step 1/3  loss ")
+    advice, steps = err[: err.index("toy: step")].splitlines(), err[err.index("toy: step") :]
+    assert steps.startswith("toy: step 1/3  loss ")
+    assert advice[0].startswith("48 images of 1x8x8, 3 classes: a memory of 186 numbers, the floats of 1 a class (")
+    assert 2 <= len(advice) <= 3
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED
     assert run.settings["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}

@@ -109,8 +109,7 @@ class Evaluate(Files):
         if ranks.rank:
             return 0
         if str(self.json) != "-":
-            metric = "R2 and RMSE" if continuous else "accuracy"
-            terminal.accuracy_table(f"{images.name}: {metric} on the {self.on} set ({found[0].protocol})", rows)
+            terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
             write_to(
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
@@ -127,16 +126,16 @@ class Evaluate(Files):
         self, memory: "Memory", images: "Images", recipes: "list[Recipe]", baselines: tuple[str, ...], options: dict[str, Any]
     ) -> "tuple[list[Job], list[int]]":
         """One for each row of the table, and the numbers that it has of its data."""
-        from recollect.queries import STAND_INS
+        from recollect.evaluation import examples
 
         per_class, preprocess = memory.header.budget.get("images_per_class", 1), memory.preprocess(images)
-        count = per_class * (STAND_INS if images.train.targets is not None else images.classes)
+        size = examples(images, per_class) * images.train.images[0].numel()
         jobs = [_job("memory", each, options, "evaluate", memory, images) for each in recipes]
         sizes = [memory.floats] * len(recipes)
         for how in baselines:
             given = images, how, per_class, preprocess
             jobs += [_job(f"{how} real images", each, options, "chosen_real", *given) for each in recipes]
-            sizes += [count * images.train.images[0].numel()] * len(recipes)
+            sizes += [size] * len(recipes)
         return jobs, sizes
 
     def _performed(self, jobs: "list[Job]", name: str, processes: int) -> "list[Evaluation]":

@@ -23,8 +23,8 @@ FIRST = {
     "evaluate": "data networks epochs on architectures baselines no_baselines full record json seed root size device",
     "select": "field values networks out images_per_class network bases inner_steps outer_steps augment preset classes root size "
     "device seed",
-    "plan": "on devices images_per_class network bases inner_steps inner_per_class networks_per_step outer_steps objective "
-    "preset classes root size device",
+    "plan": "on devices stream images_per_class network bases inner_steps inner_per_class networks_per_step outer_steps "
+    "objective preset classes root size device",
     "continual": "learners seeds data out tasks per_task classes_per_task buffer network outer_per_batch on executor workers "
     "device root",
     "compose": "test on save classify network epochs device seed root",

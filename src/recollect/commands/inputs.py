@@ -65,7 +65,7 @@ class Data(Files):
     classes: tuple[str, ...] = ()
     """names of the classes to take, in this order. Default: all"""
     vectors: Path | None = None
-    """query vectors: a .npz file with names and vectors of the classes, or with a vector of each training image"""
+    """file of query vectors, .npz: names and vectors of the classes, or a vector of each training image"""
 
 
 def spec(data: Data) -> dict[str, Any]:

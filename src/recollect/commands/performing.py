@@ -25,7 +25,7 @@ class Performing:
     workers: int = 1
     """number of jobs at a time, in threads or processes"""
     address: Annotated[str, flag("ray_address")] = "auto"
-    """address of the Ray cluster, HOST:PORT; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
+    """address of the Ray cluster, as HOST:PORT; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
     gpus: Annotated[float, flag("gpus_per_job")] = 0.0
     """number of GPUs of each job on a Ray cluster; with 0.25 four jobs share one, with 0 they compute on CPUs"""
     cpus: Annotated[int | None, flag("cpus_per_job")] = None
