@@ -473,8 +473,8 @@ def test_new_pictures_are_made_as_those_of_the_memory(wide, fit, capsys):
     pixels = [read_picture(path, images.shape, stated)[0] for path in sorted(wide.rglob("[0-9]*.png"))]
     assert torch.equal(in_order(torch.stack(pixels)), whole(images))
     _, notice = read_picture(wide / "dark/deep/0.png", images.shape, stated)
-    background = images.pictures.background
-    assert notice == f"transparent in parts, put on {background}; 20x12, {fit}{'p' * (fit == 'crop') or 'd'}ed to 8x8"
+    assert images.pictures.background == "#ffffff"
+    assert notice == f"transparent in parts, put on white; 20x12, {fit}{'p' * (fit == 'crop') or 'd'}ed to 8x8"
     assert f'"fit": "{fit}"' in json.dumps(memory.header.preprocessing)
 
 
