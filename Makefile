@@ -1,7 +1,7 @@
 # Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -n auto
+PYTEST := $(BIN)/pytest -n auto --dist loadgroup
 
 .PHONY: demo test test-often docs format clean
 

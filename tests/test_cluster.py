@@ -20,7 +20,7 @@ from recollect.config import preset
 from recollect.continual.run import run
 from recollect.jobs import Job
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]  # Ray warns; one cluster is enough
 SMALL = preset(
     "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=150,
     inner_lr=0.05, init="unit", checkpoint_seconds=0.0,
