@@ -24,7 +24,7 @@ from recollect.evaluation import Evaluation, full_data, mean_predictor, memory_r
 from recollect.memory import Memory
 from recollect.runs import environment
 
-CELLS = (("rotated digits", 1), ("rotated digits", 5), ("diabetes", 1), ("wine", 1), ("breast-cancer", 1))
+CELLS = (("rotated digits", 1), ("diabetes", 1), ("wine", 1), ("breast-cancer", 1))
 COPIES = 4  # of each digit, each rotated by another angle
 COMMON: dict[str, Any] = {"network": "mlp:width=64", "downsample": 1, "inner_steps": 40, "window": 25, "outer_steps": 400}
 OBJECTIVES: tuple[dict[str, Any], ...] = (

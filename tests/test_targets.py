@@ -419,6 +419,10 @@ def test_arrays_of_vectors(tmp_path):
     images = load(tmp_path / "targets.npz")
     assert images.class_names == ("target",)
     assert images.columns == ("0", "1", "2", "3")
+    grids = np.random.default_rng(0).normal(size=(60, 3, 5)) * 4
+    np.savez(tmp_path / "grids.npz", X=grids, y=np.arange(60) % 3)  # spectrograms, say
+    assert load(tmp_path / "grids.npz").shape == (1, 3, 5)
+    assert float(load(tmp_path / "grids.npz").train.images.min()) == pytest.approx(float(grids.min()), abs=4)
     np.savez(tmp_path / "nan.npz", X=x, y=np.where(np.arange(60) == 7, np.nan, x[:, 0]))
     with pytest.raises(RecollectError, match=r"nan \(train\): the target of example 8 is NaN or infinite: remove it"):
         load(tmp_path / "nan.npz")
@@ -452,7 +456,7 @@ def test_a_torch_dataset_goes_everywhere(tmp_path):
     assert whole.train.targets.shape == (22, 1)
     with pytest.raises(RecollectError, match="not examples of one size"):
         from_dataset((np.zeros((3, 2)), [1, [2, 3], 4]))
-    with pytest.raises(RecollectError, match=r"targets are \[21, 2\] for 1 names"):
+    with pytest.raises(RecollectError, match=r"targets are \[30, 2\] for 1 names: give \[N, 1\]"):
         from_dataset((np.zeros((30, 2)), np.random.rand(30, 2)), class_names=["one"])
 
 

@@ -192,7 +192,8 @@ def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | No
     networks = "+".join(dict.fromkeys(found.network for found in ours))
     epochs = re.findall(r"\d+ epochs", ours[0].protocol)
     parts = [stem, networks, ours[0].on, *epochs, f"{len(ours[0].values)} networks"]
-    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))[:120]
+    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))
+    name = name.encode()[:160].decode(errors="ignore")  # file systems count bytes
     paths = ((folder or memory.parent) / FOLDER / f"{name}{'' if number == 1 else f'-{number}'}.json" for number in count(1))
     known = {"memory": memory.name, "checksum": read_header(memory)[0].checksum}
     return write_new(paths, as_json(known | {"rows": [found.to_json() | {"size": size} for found, size in rows]}))
@@ -212,11 +213,17 @@ def memory_recipe(memory: Memory) -> Recipe:
     return read_recipe(memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
 
 
+def examples(images: Images, per_class: int) -> int:
+    """How many a budget of so many images per class stands for."""
+    return per_class * (images.classes if images.train.targets is None else STAND_INS)
+
+
 def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network; of
     continuous targets ten times as many of all."""
     device, targets = find_device(options.get("device", "auto")), _targets(images)
-    classes, count = (1, per_class * STAND_INS) if targets else (images.classes, per_class)
+    classes = 1 if targets else images.classes
+    count = examples(images, per_class) // classes
 
     def draw(seed: int, number: int) -> Part:
         generator = seeded(seed, Purpose.RANDOM_REAL, number)

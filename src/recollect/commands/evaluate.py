@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recollect.data import Images
     from recollect.distributed import Ranks
     from recollect.evaluation import Evaluation
+    from recollect.header import Header
     from recollect.jobs import Job
     from recollect.memory import Memory
     from recollect.training import Progress
@@ -108,8 +109,7 @@ class Evaluate(Files):
         if ranks.rank:
             return 0
         if str(self.json) != "-":
-            metric = "R2 and RMSE" if continuous else "accuracy"
-            terminal.accuracy_table(f"{images.name}: {metric} on the {self.on} set ({found[0].protocol})", rows)
+            terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
             write_to(
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
@@ -126,16 +126,16 @@ class Evaluate(Files):
         self, memory: "Memory", images: "Images", recipes: "list[Recipe]", baselines: tuple[str, ...], options: dict[str, Any]
     ) -> "tuple[list[Job], list[int]]":
         """One for each row of the table, and the numbers that it has of its data."""
-        from recollect.queries import STAND_INS
+        from recollect.evaluation import examples
 
         per_class, preprocess = memory.header.budget.get("images_per_class", 1), memory.preprocess(images)
-        count = per_class * (STAND_INS if images.train.targets is not None else images.classes)
+        size = examples(images, per_class) * images.train.images[0].numel()
         jobs = [_job("memory", each, options, "evaluate", memory, images) for each in recipes]
         sizes = [memory.floats] * len(recipes)
         for how in baselines:
             given = images, how, per_class, preprocess
             jobs += [_job(f"{how} real images", each, options, "chosen_real", *given) for each in recipes]
-            sizes += [count * images.train.images[0].numel()] * len(recipes)
+            sizes += [size] * len(recipes)
         return jobs, sizes
 
     def _performed(self, jobs: "list[Job]", name: str, processes: int) -> "list[Evaluation]":
@@ -163,7 +163,7 @@ class Evaluate(Files):
             raise RecollectError(f"seed is {self.seed}: give 0 or more")
         at_least_one(self.networks)
         memory = Memory.load(path)
-        return memory, _images_of(memory.header.dataset, path, self)
+        return memory, _images_of(memory.header, path, self)
 
     def _ranked(
         self, memory: "Memory", images: "Images", recipes: "list[Recipe]", ranks: "Ranks", options: dict[str, Any]
@@ -236,18 +236,18 @@ def _is_of_run(memory: Path) -> bool:
     return memory == run.memory_path and run.is_begun
 
 
-def _images_of(name: str, memory: Path, command: Evaluate):
+def _images_of(header: "Header", memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
     from recollect.data import BUNCHES, NAMED
     from recollect.runs import Run
 
     if command.data:
-        return command.load(command.data)
-    run = Run(memory.parent)
+        return command.load(command.data, header)
+    run, name = Run(memory.parent), header.dataset
     known = run.settings["data"] if run.is_begun else {}
     if "name" not in known and name.lower() not in ("digits", *NAMED, *BUNCHES):  # a file from anywhere may name any place
         raise RecollectError(f"{memory} was made of '{name}', which is no official dataset: say where it is (--data)")
     try:
-        return loaded({"name": name, **known}, root=command.root, size=command.size, target=command.target, label=command.label)
+        return loaded({"name": name, **known}, **command.given())
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None
