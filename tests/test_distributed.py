@@ -168,7 +168,7 @@ def alone(tmp_path_factory) -> tuple[Path, dict[str, object]]:
     return out, work(out)
 
 
-@pytest.mark.parametrize("processes", [3, 4])
+@pytest.mark.parametrize("processes", [2, 3, 4])
 def test_the_same_bytes_by_any_number_of_processes(alone, tmp_path, processes):
     folder, wanted = alone
     said = finish(process := torchrun(processes, __file__, begin(tmp_path)))

@@ -60,16 +60,10 @@ class Ranks:
     # --- what is exchanged ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _exchange(self, *tensors: Tensor) -> Iterator[None]:
-        """Of these tensors. Gloo's threads may still hold them when it returns, and one that lets go of its last while the
-        program ends is an abort of the whole process: they are waited for."""
+    def _exchange(self) -> Iterator[None]:
         began = time.perf_counter()
-        known = [(each, each._use_count()) for each in tensors if not each.is_cuda]
         try:
             yield
-            until = time.perf_counter() + LAST_WORD
-            while any(each._use_count() > count for each, count in known) and time.perf_counter() < until:
-                time.sleep(0)
         except RuntimeError as error:  # torch's errors of connections
             raise Lost(
                 f"rank {self.rank} lost the other processes: torchrun --max-restarts starts them again, or start the same "
@@ -92,15 +86,15 @@ class Ranks:
         if self.world == 1:
             return number
         found = torch.tensor(number)
-        with self._exchange(found):
+        with self._exchange():
             dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
     def level(self, tensors: Sequence[Tensor]) -> None:
         """Give all ranks rank 0's numbers, in place."""
         for tensor in tensors if self.world > 1 else ():
-            with self._exchange(same := tensor.detach()):
-                dist.broadcast(same, 0)
+            with self._exchange():
+                dist.broadcast(tensor.detach(), 0)
 
     def rows(self, own: Tensor, count: int) -> Tensor:
         """All `count` rows [count, n] in their order, from this rank's share of them [k, n]."""
@@ -109,14 +103,14 @@ class Ranks:
         mine = own.new_zeros(-(-count // self.world), own.shape[1])
         mine[: len(own)] = own
         found = [torch.empty_like(mine) for _ in range(self.world)]
-        with self._exchange(mine, *found):
+        with self._exchange():
             dist.all_gather(found, mine)
         return torch.stack(found, 1).flatten(0, 1)[:count]
 
     def total(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place. It may be captured in a graph."""
         if self.world > 1:
-            with self._exchange(tensor):
+            with self._exchange():
                 dist.all_reduce(tensor)
         return tensor
 
