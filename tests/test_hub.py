@@ -310,6 +310,7 @@ def test_memories_without_classes(server, monkeypatch):
         ("info hub:owner/empty", "hub:owner/empty has no memory.safetensors: it is no memory of recollect"),
         ("info hub:toy", "hub:toy is no name of the Hub: give hub:owner/name"),
         ("info hub:../toy", "hub:../toy is no name of the Hub"),
+        ("info hub:owner/toy@../../x", "hub:owner/toy@../../x is no name of the Hub"),
         ("evaluate hub:owner/toy --record", "hub:owner/toy is of the Hub, whose files stay as they are"),
         ("push toy.safetensors toy", "'toy' is no name for the Hub: give owner/name"),
         ("push toy.safetensors owner/toy --licence 'my own'", "licence 'my own' is no name of the Hub's"),
