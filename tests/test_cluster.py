@@ -16,6 +16,7 @@ from test_jobs import double, refuse, written
 import recollect
 from recollect import RecollectError, cluster
 from recollect.cluster import OnRay
+from recollect.commands.performing import Performing
 from recollect.config import preset
 from recollect.continual.run import run
 from recollect.jobs import Job
@@ -214,3 +215,35 @@ def test_threads_of_a_job():
     assert OnRay().threads == torch.get_num_threads()
     assert OnRay(gpus=0.5).threads == 1
     assert OnRay(cpus=3, gpus=1).threads == 3
+
+
+def test_the_last_node_with_room_is_lost(monkeypatch):
+    """Then nobody waits for ever."""
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    performance = object.__new__(cluster._Performance)
+    performance.ray = type("Ray", (), {"nodes": lambda self: nodes})()
+    performance.asked, performance.without_room = {"CPU": 2.0, "GPU": 0.0}, 0.0
+    performance._check_room()
+    assert not performance.without_room
+    nodes[0]["Alive"] = False
+    performance._check_room()  # it may come back
+    monkeypatch.setattr(cluster, "LOST", 0.0)
+    with pytest.raises(
+        RecollectError, match="no node with 2 CPUs and 0 GPUs is left in the Ray cluster: what is finished is kept"
+    ):
+        performance._check_room()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"gpus": 1.5}, "gpus_per_job is 1.5: give a part of one, such as 0.25, or a whole number"),
+        ({"gpus": -1}, "gpus_per_job is -1"),
+        ({"cpus": 0}, "cpus_per_job is 0: give 1 or more"),
+        ({"workers": 0}, "workers is 0: give 1 to 10,000"),
+    ],
+)
+def test_numbers_that_cannot_be(given, said):
+    with pytest.raises(RecollectError, match=said):
+        Performing(executor="ray", **given).chosen()
+    assert isinstance(Performing(executor="ray", gpus=0.25).chosen(), OnRay)
