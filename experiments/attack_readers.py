@@ -19,8 +19,9 @@ from PIL import Image
 
 from recollect import data
 from recollect.classifier import read_picture
-from recollect.data import pictures, readers
+from recollect.data import fitting, readers
 from recollect.data.images import Parts, make_images
+from recollect.reading import Reading
 from recollect.studio import uploads
 
 CLASSES = ("cat", "dog", "frog")
@@ -237,11 +238,16 @@ def damaged_picture(rng: Random) -> Files:
     return {"x.png": hurt(rng, raw)}
 
 
+def read(rng: Random) -> Reading:
+    """Some way to read a picture."""
+    return Reading(colour=rng.choice((None, "rgb", "grey")), fit=rng.choice(("stretch", "crop", "pad")))
+
+
 def read_image(folder: Path, rng: Random) -> None:
     path = folder / "x.png"
     raw = path.read_bytes()
     calls = [
-        lambda: pictures.pixels_of("x", pictures.open_picture(path), rng.choice((None, 5)), rng.choice((None, "RGB"))),
+        lambda: fitting.fitted("x", fitting.open_picture(path, 5), rng.choice((None, (5, 4))), read(rng)).on("red"),
         lambda: read_picture(path, (rng.choice((1, 3)), 8, 8)),
         lambda: uploads.picture(raw),
     ]

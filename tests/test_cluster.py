@@ -23,7 +23,7 @@ from recollect.jobs import Job
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 SMALL = preset(
-    "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=250,
+    "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=150,
     inner_lr=0.05, init="unit", checkpoint_seconds=0.0,
 )  # fmt: skip
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -39,7 +39,12 @@ def two_nodes():
     source = str(Path(recollect.__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     node = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=node | {"_system_config": HEALTH})
+    for patience in (1, 0):  # a busy machine may be too slow for Ray's own
+        try:
+            made = Cluster(initialize_head=True, head_node_args=node | {"_system_config": HEALTH})
+            break
+        except (SystemExit, RuntimeError):
+            assert patience
     made.second = made.add_node(num_cpus=1, object_store_memory=2**27)
     yield made
     ray.shutdown()
@@ -150,7 +155,7 @@ def test_killed_workers_and_nodes(connected, tmp_path, inline):
     assert killed[1:] == ["node"]
     assert written(folder) == inline
     for value in (4, 6, 8):
-        assert steps(folder / f"bases={value}") == 250
+        assert steps(folder / f"bases={value}") == 150
 
 
 COMMAND = [

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -304,6 +306,17 @@ def test_processes_are_compared_before_anything_is_computed():
     cuda = met({"device": "cuda"}, {"device": "cuda"})
     assert torch.cuda.is_available() or "--nproc-per-node 0, or device cpu" in cuda[0]
     assert "each process takes the GPU of its LOCAL_RANK: give cuda" in met({"device": "cuda:1"}, {})[0]
+
+
+@pytest.mark.parametrize(("what", "there"), [("torch", "0.4"), ("recollect", "9"), ("Python", "2.7"), ("numpy", "1.0")])
+def test_another_version_is_refused(what, there):
+    """By rank 0, which says whose it is."""
+    store = torch.distributed.HashStore()
+    versions = {"torch": torch.__version__, "recollect": recollect.__version__, "numpy": numpy.__version__}
+    versions |= {"Python": platform.python_version(), "threads (OMP_NUM_THREADS)": torch.get_num_threads(), "device": "cpu"}
+    store.set("0: rank 1", json.dumps(versions | {what: there}))
+    with pytest.raises(RecollectError, match=rf"rank 1 has {what} '{there}', rank 0 '.*': start all with the same"):
+        Ranks(0, 2, store).meet("cpu", {})
 
 
 if __name__ == "__main__":

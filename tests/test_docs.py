@@ -76,6 +76,7 @@ def perform(text: str, where: str) -> dict:
 # --- what is shown runs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:.*left out that cannot be read:UserWarning")
 @pytest.mark.parametrize("path", [*TAUGHT, *(ROOT / "docs" / name for name in ("mathematics.md", "queries.md"))], ids=name_of)
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the Hub's library
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.isinstance.treespec:FutureWarning")  # Lightning's own
@@ -176,10 +177,11 @@ def commands() -> tuple[str, ...]:
 @cache
 def known_flags() -> frozenset[str]:
     """Of our commands, of our scripts, and of the tools that the pages tell to run."""
-    ours = frozenset().union(*map(flags_of, (*commands(), "data get", "data show")))
+    ours = frozenset().union(*map(flags_of, (*commands(), "data get", "data show", "data check")))
     scripts = [path.read_text() for path in (ROOT / "experiments").glob("*.py")]
     theirs = re.findall(r'"(--[a-z][a-z-]*)"', "\n".join(scripts))
-    return ours | {*theirs} | {"--nproc-per-node", "--nnodes", "--max-restarts", "--rdzv-endpoint", "--rdzv-backend", "--strict"}
+    others = "--nproc-per-node --nnodes --max-restarts --rdzv-endpoint --rdzv-backend --strict --tyro-print-completion"
+    return ours | {*theirs} | {*others.split()}
 
 
 @pytest.mark.parametrize("path", [page for page in PAGES if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")], ids=name_of)

@@ -23,9 +23,9 @@ from safetensors import safe_open
 from recollect import Classifier, Images, Memory, Recipe, compose, data, distill, limits, preset
 from recollect.cli import main
 from recollect.data import readers
+from recollect.data.fitting import open_picture
 from recollect.data.images import make_images
 from recollect.data.pickles import unpickle
-from recollect.data.pictures import open_picture
 from recollect.errors import RecollectError
 from recollect.header import Header
 from recollect.nets import Network

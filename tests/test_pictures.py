@@ -168,7 +168,7 @@ def test_bad_folders(tmp_path):
     refused("a/0.png: not a picture, or a damaged one", folder)
     (folder / "a/0.png").unlink()
     (folder / "a/0.png").mkdir()
-    refused("a/0.png: not a file", folder)
+    refused(r"a/0.png: a folder inside a class folder: give --pattern .\{label\}/\*\*/\*., or move", folder)
     (folder / "a/0.png").rmdir()
     (folder / "list.csv").write_text("x")
     refused("list.csv: a file beside the class folders", folder)

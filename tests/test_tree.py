@@ -25,6 +25,7 @@ seeds: one purpose for each use of a seed
 devices: cpu or cuda
 distributed: one run on many processes
 config: every setting, with its help text
+reading: how pictures of a folder become alike
 data: images from anywhere, preprocessed and augmented
 nets: networks and their first weights
 queries: what a memory is asked with

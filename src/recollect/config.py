@@ -298,7 +298,12 @@ def setting(config: Any, name: str) -> Any:
 
 def to_json(config: Any) -> dict[str, Any]:
     """All settings by their names."""
-    return {name: setting(config, name) for name in settings(type(config))}
+    return {name: plain_number(setting(config, name)) for name in settings(type(config))}
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another maker, such as numpy's, as JSON has it; whatever else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 RENAMED = {"rival_lr": "baseline_lr", "rival_replay": "baseline_replay"}
@@ -338,7 +343,7 @@ def fits(value: object, hint: Any) -> bool:
         return True
     if typing.get_origin(hint) is Literal:
         return value in inside
-    if isinstance(hint, UnionType):
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return any(fits(value, option) for option in inside)
     if typing.is_typeddict(hint):
         known = typing.get_type_hints(hint)

@@ -14,24 +14,26 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from recollect.config import DistillConfig, changed
 from recollect.continual.config import ContinualConfig
 from recollect.continual.run import run as run_stream
 from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.decisions import resolve, training_split
-from recollect.distiller import Distiller
-from recollect.errors import RecollectError, unknown
+from recollect.decisions import query_of, resolve, training_split
+from recollect.distiller import Distiller, prepared_targets
+from recollect.errors import unknown
 from recollect.memory import Budget
-from recollect.nets import Network, Shape
+from recollect.nets import Network, Shape, squared_error
 
 GRADIENT, ADJOINT = 3, 8  # passes of the network's products in a gradient, and in a step of the adjoint
-SHORT, LONG, LEAST = 3.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often
-POINTS = ((2, 1), (8, 1), (8, 7))  # inner steps and windows of short unrolls, which a long one is extrapolated from
+SHORT, LONG, LEAST = 2.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often at least
+POINTS = ((2, 1), (6, 1), (6, 5))  # inner steps and windows of short unrolls, which a long one is extrapolated from
+BRIEF = 1.0  # seconds of timing each of them
 BATCHES = (10, 20)  # of a task, which a whole one is extrapolated from
 KEPT, SEEN = 16, 5  # bytes for each number in a network's maps: of a recalled image in the adjoint, of a real one
-GIB = 2**30
+LARGE, PATIENCE = 64, 3600.0  # pixels a side, and seconds, beyond which there is advice
 
 
 # --- by the settings alone -------------------------------------------------------------------------------------------------
@@ -108,10 +110,12 @@ def work(config: DistillConfig, shape: Shape, classes: int, real: int, devices: 
     operations = own * size.products * (batch * (GRADIENT * forward + ADJOINT * back) + GRADIENT * seen)
     trajectory = 4.0 * size.weights * (back + 9) * (1 if inner.optimiser == "sgd" else 4)
     recalled = ways * (config.memory.matrices or 1) * pixels * 4 * 3  # images, their gradient, and what is small before it
-    memory = own * (trajectory + size.maps * max(KEPT * batch, SEEN * seen)) + recalled + 4 * 4 * learned
+    memory = own * (trajectory + size.maps * max(KEPT * batch, SEEN * seen)) + recalled
+    memory += 4 * learned * (5 + networks)  # with gradient, two moments and average; and a gradient of each network
     memory += real * pixels + 2 * 4 * seen * pixels + (pixels**2 * 4 if config.run.preprocess == "zca" else 0)
-    sent = 4.0 * size.weights * (forward + back + 1) * networks if by_batch else 4.0 * own * learned
-    return Work(operations, batch * size.products, memory, sent * (devices > 1), 0 if by_batch else max(0, devices - networks))
+    summed = 2 / devices * size.weights * (forward + back + 1) * networks  # in a ring, as libraries do it
+    sent = 4.0 * (devices - 1) * (summed if by_batch else own * learned)
+    return Work(operations, batch * size.products, memory, sent, 0 if by_batch else max(0, devices - networks))
 
 
 def _numbers(config: DistillConfig, shape: Shape, classes: int) -> float:
@@ -229,17 +233,20 @@ def measured(images: Images, config: DistillConfig) -> Measured:
         config: with any settings.
     """
     began, config = time.perf_counter(), resolve(config, images)
-    preprocess = Preprocess.fit(training_split(images, config).images, config.run.preprocess, config.run.device)
+    split, query = training_split(images, config), query_of(config, images)
+    preprocess = Preprocess.fit(split.images, config.run.preprocess, config.run.device, images.columns)
+    loss = cross_entropy if prepared_targets(query, split) is None else squared_error
+    network = Network(config.inner.network, images.shape, query.ways or images.classes, loss)
     before = time.perf_counter() - began
 
-    def steps(most: float, **instead: Any) -> float:
-        """Seconds of an outer step, the first left out."""
+    def steps(least: int, most: float, **instead: Any) -> float:
+        """Seconds of an outer step."""
         chosen = changed(config, **instead)
-        distiller = Distiller(images, chosen, preprocess, Network(chosen.inner.network, images.shape, _ways(chosen, images)))
+        distiller = Distiller(images, chosen, preprocess, network)
         with distiller.threads():
             state, times = distiller.begin(), []
-            distiller.step(state)
-            while len(times) < LEAST or sum(times) < most:
+            distiller.step(state)  # compiles, and takes its memory
+            while len(times) < least or sum(times) < most:
                 at = time.perf_counter()
                 distiller.step(state)
                 times.append(time.perf_counter() - at)
@@ -247,28 +254,18 @@ def measured(images: Images, config: DistillConfig) -> Measured:
 
     forward, back = unroll_of(config)
     if config.outer.objective != "unrolled":
-        return Measured(steps(LONG / 2), before, peak(config.run.device))
-    points = {(t, w): steps(0, inner_steps=t, window=w, window_place="late", networks_per_step=1) for t, w in POINTS}
+        return Measured(steps(LEAST, LONG / 2), before, peak(config.run.device))
+    points = {(t, w): steps(1, BRIEF, inner_steps=t, window=w, window_place="late", networks_per_step=1) for t, w in POINTS}
     (short, one), (longer, _), (_, several) = POINTS
     a_step = (points[POINTS[1]] - points[POINTS[0]]) / (longer - short)
     of_adjoint = (points[POINTS[2]] - points[POINTS[1]]) / (several - one)
     rest = points[POINTS[0]] - short * a_step - one * of_adjoint
     each = config.inner.networks_per_step * (max(rest, 0) + forward * a_step + back * of_adjoint)
-    memory = peak(config.run.device) + 4 * max(0, back - several) * work_weights(config, images)
+    weights = sum(p.numel() for p in network.module.parameters())
+    memory = peak(config.run.device) + 4 * max(0, back - several) * weights * (1 if config.inner.optimiser == "sgd" else 4)
     if each < SHORT:
-        each, memory = steps(LONG), peak(config.run.device)
+        each, memory = steps(LEAST, LONG), peak(config.run.device)
     return Measured(each, before, memory)
-
-
-def work_weights(config: DistillConfig, images: Images) -> int:
-    """Of the inner network."""
-    with torch.device("meta"):
-        module = Network(config.inner.network, images.shape, _ways(config, images)).module
-    return sum(p.numel() for p in module.parameters())
-
-
-def _ways(config: DistillConfig, images: Images) -> int:
-    return config.budget.classes_per_step or images.classes if config.query.kind == "images" else images.classes
 
 
 def peak(device: str) -> float:
@@ -313,27 +310,39 @@ def measured_stream(images: Images, config: ContinualConfig, learners: Sequence[
 
 
 def advice(images: Images, config: DistillConfig) -> list[str]:
-    """What to expect of a distillation with these settings, in words: two or three lines, without a measurement.
+    """What to expect of a distillation, in two or three lines, without a measurement: the size of the memory, the time, and what
+    to change where it would take long.
 
     Arguments:
         images: to distil.
         config: that was asked for.
     """
-    config = resolve(config, images)
-    numbers = _numbers(config, images.shape, images.classes)
-    of_all = 100 * numbers / images.train.images.numel()
+    config, known = resolve(config, images), len(images.train.images)
+    numbers, steps = _numbers(config, images.shape, images.classes), config.budget.outer_steps
+    shape, few = "x".join(map(str, images.shape)), config.budget.images_per_class
+    what = f"{images.classes} classes" if images.train.targets is None else f"{images.classes} targets"
     lines = [
-        f"{images.name}: {len(images.train.images):,} training images of {images.classes} classes; the memory has {numbers:,.0f} "
-        f"numbers, {of_all:.2g} % of theirs"
+        f"{known:,} images of {shape}, {what}: a memory of {numbers:,.0f} numbers, the floats of {few} a class "
+        f"({100 * numbers / images.train.images.numel():.2g} % of the images'; --images-per-class)"
     ]
-    if not torch.cuda.is_available() and config.run.device == "cpu":
-        used = work(config, images.shape, images.classes, len(images.train.images))
-        seconds = DEVICES["epyc-core"].seconds(used) / torch.get_num_threads() * config.budget.outer_steps
-        if config.budget.minutes is None:
-            lines.append(
-                f"{config.budget.outer_steps:,} outer steps through {config.inner.network}: about {in_words(seconds)} here "
-                f"(an estimate; recollect plan measures); --minutes 10 takes what fits into them"
-            )
+    used, on_cpu = work(config, images.shape, images.classes, known), config.run.device == "cpu"
+    chip = DEVICES["epyc-core" if on_cpu else "h200"]
+    seconds = chip.seconds(used) / (torch.get_num_threads() if on_cpu else 1)
+    if config.budget.minutes is not None:
+        lines.append(
+            f"{config.budget.minutes:g} minutes on {config.run.device}: objective, network and outer steps that fit are chosen"
+        )
+    elif config.outer.objective == "unrolled":
+        rough = (
+            f"{steps:,} outer steps through {config.inner.network} take about {in_words(seconds * steps)} on {config.run.device}"
+        )
+        lines.append(f"{rough}, very roughly; recollect plan measures, --minutes 10 chooses what fits into them")
+    if max(images.shape[1:]) > LARGE:
+        lines.append(
+            f"images above {LARGE} pixels a side have not been measured, and cost by their area: --size {LARGE} shrinks them"
+        )
+    elif on_cpu and config.budget.minutes is None and seconds * steps > PATIENCE and "width" not in config.inner.network:
+        lines.append("on a CPU, --network convnet:width=32 takes about a tenth of that")
     return lines
 
 
@@ -343,7 +352,8 @@ def in_words(seconds: float) -> str:
     Arguments:
         seconds: of it.
     """
-    for unit, many in (("s", 1), ("minutes", 60), ("hours", 3600), ("days", 86400)):
-        if seconds < 100 * many or unit == "days":
-            return f"{seconds / many:.2g} {unit}"
-    raise RecollectError("unreachable")
+    unit, many = next(((unit, many) for unit, many in UNITS if seconds < 90 * many), UNITS[-1])
+    return f"{seconds / many:.2g} {unit}"
+
+
+UNITS = (("seconds", 1), ("minutes", 60), ("hours", 3600), ("days", 86400))

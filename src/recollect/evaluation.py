@@ -192,7 +192,8 @@ def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | No
     networks = "+".join(dict.fromkeys(found.network for found in ours))
     epochs = re.findall(r"\d+ epochs", ours[0].protocol)
     parts = [stem, networks, ours[0].on, *epochs, f"{len(ours[0].values)} networks"]
-    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))[:120]
+    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))
+    name = name.encode()[:160].decode(errors="ignore")  # file systems count bytes
     paths = ((folder or memory.parent) / FOLDER / f"{name}{'' if number == 1 else f'-{number}'}.json" for number in count(1))
     known = {"memory": memory.name, "checksum": read_header(memory)[0].checksum}
     return write_new(paths, as_json(known | {"rows": [found.to_json() | {"size": size} for found, size in rows]}))

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from recollect.config import DistillConfig, changed, to_json
+from recollect.config import DistillConfig, changed, plain_number, to_json
 from recollect.data.images import Images
 from recollect.decisions import resolve
 from recollect.distillation import Progress, distill
@@ -80,7 +80,7 @@ def select(
         True
     """
     config = config or DistillConfig()
-    values = _checked(config, field, list(values), images)
+    values = _checked(config, field, [plain_number(value) for value in values], images)
     settings = {"data": data or {}, "distill": to_json(config), "field": field, "values": values, "networks": networks}
     with Run.working(run, "select", None if resume else settings) as begun:
         begun.check(config, data=settings["data"], field=field, values=values, networks=networks)

@@ -19,7 +19,7 @@ from recollect.errors import RecollectError
 from recollect.nets import Network
 
 CONFIG = preset(
-    "fast", network="convnet:width=64", bases=12, inner_steps=12, window=8, window_place="late", inner_per_class=5,
+    "fast", network="convnet:width=64", bases=12, inner_steps=6, window=4, window_place="late", inner_per_class=5,
     real_per_class=20, networks_per_step=4, device="cpu",
 )  # fmt: skip
 ROUNDS, STEPS = 3, 4

@@ -27,7 +27,7 @@ class Ask(Files, Training):
         groups = folders(self.pictures)
         memory = Memory.load(memory_path(self.memory))
         check_use(memory.image_shape, self)
-        images = self.load(self.data) if self.data else None
+        images = self.load(self.data, memory.header) if self.data else None
         composition = ask(memory, groups, images)
         use(trained(composition, self), self)
         return 0

@@ -35,7 +35,7 @@ class Compose(Files, Training):
         chosen = _chosen(self.memories)
         first = chosen[0] if isinstance(chosen[0], Memory) else chosen[0].memory
         check_use(first.image_shape, self)
-        tests = [self.load(name) for name in self.test]
+        tests = [self.load(name, first.header) for name in self.test]
         composition = compose(chosen, tests)
         tested = composition.split(*tests, on=self.on) if tests else None
         classifier = trained(composition, self)

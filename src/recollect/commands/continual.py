@@ -42,7 +42,7 @@ class Continual(Files):
     jobs: Annotated[Performing, *JOBS] = Performing()
 
     def perform(self) -> int:
-        data = spec(Data(self.data or DATASETS[self.stream], root=self.root, size=self.size))
+        data = spec(Data(self.data or DATASETS[self.stream], root=self.root, size=self.size, reading=self.reading))
         ours = ("compress", "gdumb") if self.stream.endswith("-60k") else LEARNERS
         calls = {"seeds": self.seeds, "learners": list(self.learners or ours), "device": self.device}
         calls |= {"workers": self.jobs.workers, "together": self.together}

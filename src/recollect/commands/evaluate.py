@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recollect.data import Images
     from recollect.distributed import Ranks
     from recollect.evaluation import Evaluation
+    from recollect.header import Header
     from recollect.jobs import Job
     from recollect.memory import Memory
     from recollect.training import Progress
@@ -162,7 +163,7 @@ class Evaluate(Files):
             raise RecollectError(f"seed is {self.seed}: give 0 or more")
         at_least_one(self.networks)
         memory = Memory.load(path)
-        return memory, _images_of(memory.header.dataset, path, self)
+        return memory, _images_of(memory.header, path, self)
 
     def _ranked(self, memory: "Memory", images: "Images", options: dict[str, Any]) -> int:
         from recollect.ddranking import ranked
@@ -227,18 +228,18 @@ def _is_of_run(memory: Path) -> bool:
     return memory == run.memory_path and run.is_begun
 
 
-def _images_of(name: str, memory: Path, command: Evaluate):
+def _images_of(header: "Header", memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
     from recollect.data import BUNCHES, NAMED
     from recollect.runs import Run
 
     if command.data:
-        return command.load(command.data)
-    run = Run(memory.parent)
+        return command.load(command.data, header)
+    run, name = Run(memory.parent), header.dataset
     known = run.settings["data"] if run.is_begun else {}
     if "name" not in known and name.lower() not in ("digits", *NAMED, *BUNCHES):  # a file from anywhere may name any place
         raise RecollectError(f"{memory} was made of '{name}', which is no official dataset: say where it is (--data)")
     try:
-        return loaded({"name": name, **known}, root=command.root, size=command.size, target=command.target, label=command.label)
+        return loaded({"name": name, **known}, **command.given())
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None

@@ -25,9 +25,9 @@ class Performing:
     workers: int = 1
     """number of jobs at a time, in threads or processes"""
     address: Annotated[str, flag("ray_address")] = "auto"
-    """HOST:PORT of the Ray cluster; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
+    """address of the Ray cluster, as HOST:PORT; auto is the one that runs on this machine, or that of RAY_ADDRESS"""
     gpus: Annotated[float, flag("gpus_per_job")] = 0.0
-    """GPUs of each job on a Ray cluster; with 0.25 four jobs share one, with 0 they compute on CPUs"""
+    """number of GPUs of each job on a Ray cluster; with 0.25 four jobs share one, with 0 they compute on CPUs"""
     cpus: Annotated[int | None, flag("cpus_per_job")] = None
     """threads of each job on a Ray cluster. Default: as many as this process has (OMP_NUM_THREADS), or one with GPUs"""
     folders: Annotated[Literal["shared", "returned"], flag("ray_folders")] = "shared"
@@ -69,6 +69,9 @@ def spelt(name: str, command: Any, *leave: str) -> tuple[str, ...]:
     for field in dataclasses.fields(command):
         value = getattr(command, field.name)
         if field.name in leave or value == field.default or isinstance(value, Performing):
+            continue
+        if dataclasses.is_dataclass(value):
+            flags += spelt(name, value)[2:]
             continue
         given = [
             str(each.absolute() if isinstance(each, Path) else each) for each in (value if isinstance(value, tuple) else [value])

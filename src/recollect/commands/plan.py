@@ -27,6 +27,9 @@ class Plan:
     on: tuple[str, ...] = ("here",)
     """devices to plan for: here, by a measurement of some seconds; h200 and epyc-core, by measured rates; h100, a100, l40s and
     rtx4090, by their peak rates, as estimates"""
+    stream: str | None = None
+    """stream to plan instead of a distillation: rotations, permutations, many, cifar100 or split, with the settings of recollect
+    continual (recollect plan --stream NAME --help)"""
     devices: int = 1
     """number of devices that share the run, as torchrun's processes"""
     json: Path | None = None
