@@ -606,7 +606,12 @@ def test_files_of_a_recall(tmp_path):
     assert found["X"].shape[1:] == (1, 4, 4)
     with pytest.raises(RecollectError, match=r"recalls images, and a \.csv is for vectors"):
         export(distill(toy(), SMALL), None, tmp_path / "toy.csv", "csv")
+    for kind in ("png", "parquet", "ddranking"):
+        with pytest.raises(RecollectError, match="has no classes"):
+            export(distill(rotating(), SMALL), None, tmp_path / "rows", kind)
     memory = distill(load("wine"), changed(SMALL, network="mlp:width=8"))
+    with pytest.raises(RecollectError, match="recalls vectors, and sheet is for images"):
+        export(memory, None, tmp_path / "wine.png", "sheet")
     export(memory, ["class_1"], tmp_path / "wine.csv", "csv")
     assert {line["class"] for line in csv.DictReader((tmp_path / "wine.csv").read_text().splitlines())} == {"class_1"}
 
