@@ -105,6 +105,7 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
         import pyarrow.parquet
     except ImportError:
         raise RecollectError("a .parquet file needs pyarrow: pip install 'recollect[hf]'") from None
+    _check(memory, "parquet")
     pixels = to_pixels(memory.preprocess().undo(images))
     rows = [{"bytes": png(image[None]), "path": f"{number:06d}.png"} for number, image in enumerate(pixels)]
     kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(memory.class_names)}}
