@@ -20,6 +20,7 @@ from PIL import Image
 from recollect import data
 from recollect.classifier import read_picture
 from recollect.data import fitting, readers
+from recollect.data.check import check
 from recollect.data.images import Parts, make_images
 from recollect.reading import Reading
 from recollect.studio import uploads
@@ -367,7 +368,13 @@ def damaged_vectors(rng: Random) -> Files:
 
 
 def read_folder(folder: Path, rng: Random) -> None:
-    data.load(folder, size=rng.choice((None, None, 4)))
+    size, options = rng.choice((None, None, 4)), read(rng).given() | {"skip_bad": rng.random() < 0.5}
+    if rng.random() < 0.3:
+        options["pattern"] = rng.choice(("{split}/{label}/**/*", "train/{label}/*.png"))
+    if rng.random() < 0.5:
+        check(folder, size, **options)
+    else:
+        data.load(folder, size=size, **options)
 
 
 READERS = [

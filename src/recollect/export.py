@@ -32,6 +32,7 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
         raise RecollectError(f"{out} already exists: give another name (--out)")
     if kind == "ddranking" and query is not None:
         raise RecollectError("DD-Ranking wants the images of all classes: leave out --classes")
+    _check(memory, kind)
     files = FORMATS[kind](memory, *memory.recall(query))
     try:
         for name, data in files.items():
@@ -39,6 +40,17 @@ def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
     except RecollectError:
         shutil.rmtree(out, ignore_errors=True)
         raise
+
+
+def _check(memory: Memory, kind: Format) -> None:
+    """Refuse formats of images, or of images of classes, where there are none."""
+    is_vectors, continuous = bool(memory.header.preprocessing.get("columns")), isinstance(memory.asked, Targets)
+    if kind in ("png", "sheet", "ddranking", "parquet") and is_vectors:
+        raise RecollectError(f"{memory.name} recalls vectors, and {kind} is for images: give --format npz, pt or csv")
+    if kind in ("png", "ddranking", "parquet") and continuous:
+        raise RecollectError(f"{memory.name} has no classes, and {kind} is for images of classes: give --format npz, pt or sheet")
+    if kind == "csv" and not is_vectors:
+        raise RecollectError(f"{memory.name} recalls images, and a .csv is for vectors: give --format npz, png, sheet or pt")
 
 
 def npz(images: Tensor, labels: Tensor, class_names: Sequence[str], preprocess: Preprocess) -> bytes:
@@ -69,8 +81,6 @@ def _own(memory: Memory, labels: Tensor) -> Tensor:
 def _csv(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """vectors in their own units, a row each, and behind them their targets or the name of their class"""
     columns, continuous = memory.preprocess().columns, isinstance(memory.asked, Targets)
-    if not columns:
-        raise RecollectError(f"{memory.name} recalls images, and a .csv is for vectors: give --format npz, png, sheet or pt")
     truth = _own(memory, labels).tolist() if continuous else [[memory.class_names[label]] for label in labels.tolist()]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -95,6 +105,7 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
         import pyarrow.parquet
     except ImportError:
         raise RecollectError("a .parquet file needs pyarrow: pip install 'recollect[hf]'") from None
+    _check(memory, "parquet")
     pixels = to_pixels(memory.preprocess().undo(images))
     rows = [{"bytes": png(image[None]), "path": f"{number:06d}.png"} for number, image in enumerate(pixels)]
     kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(memory.class_names)}}
@@ -107,8 +118,6 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
 
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
-    if isinstance(memory.asked, Targets) or memory.preprocess().columns:
-        raise RecollectError(f"{memory.name} has no images of classes: give --format npz, pt or csv")
     shown, files = to_pixels(memory.preprocess().undo(images)), {}
     for label in labels.unique().tolist():
         name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()

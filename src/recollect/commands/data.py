@@ -45,7 +45,7 @@ class DataShow:
         images = loaded(spec(self.images))
         rows = [
             ("image", "x".join(map(str, images.shape))),
-            ("classes", terminal.class_names(images.class_names)),
+            ("classes" if images.train.targets is None else "targets", terminal.class_names(images.class_names)),
             ("train, validation, test", ", ".join(f"{len(s):,}" for s in (images.train, images.validation, images.test))),
         ]
         terminal.pairs(images.name, rows)
