@@ -30,6 +30,7 @@ nets: networks and their first weights
 queries: what a memory is asked with
 tensorfile: one file of tensors and a header
 header: what a memory's file says of itself
+words, minilm: names as query vectors
 zoo: memories by name
 memory: Budget and Memory: recall
 starts: how bases and addressing begin

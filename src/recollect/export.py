@@ -20,11 +20,13 @@ from recollect.show.pictures import png, to_pixels
 Format = Literal["npz", "png", "sheet", "pt"]
 
 
-def export(memory: Memory, query: Query, out: Path, kind: Format) -> None:
-    """Write a recall to `out`, a file (npz, sheet) or a folder (png, pt) that must not be there yet; all of it, or nothing."""
+def export(memory: Memory, query: Query, out: Path, kind: Format, words: Sequence[str] | None = None) -> None:
+    """Write a recall to `out`, a file (npz, sheet) or a folder (png, pt) that must not be there yet; all of it, or nothing. It is
+    that of a query, or of words."""
     if out.exists():
         raise RecollectError(f"{out} already exists: give another name (--out)")
-    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, *memory.recall(query))
+    recalled, names = memory.recall(query, words=words), tuple(words or memory.class_names)
+    files = {"npz": _npz, "png": _png, "sheet": _sheet, "pt": _pt}[kind](memory, names, *recalled)
     try:
         for name, data in files.items():
             write_through(out / name, data)
@@ -39,26 +41,26 @@ def npz(images: Tensor, labels: Tensor, class_names: Sequence[str], preprocess: 
     return _bytes(np.savez_compressed, **arrays, class_names=np.array(class_names))
 
 
-def _npz(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
-    return {"": npz(images, labels, memory.class_names, memory.preprocess())}
+def _npz(memory: Memory, names: Sequence[str], images: Tensor, labels: Tensor) -> dict[str, bytes]:
+    return {"": npz(images, labels, names, memory.preprocess())}
 
 
-def _pt(_: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+def _pt(_: Memory, __: Sequence[str], images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """images.pt [N,C,H,W] float32 and labels.pt [N] int64, plain tensors: what other distillation toolkits evaluate"""
     return {"images.pt": _bytes(partial(torch.save, images.clone())), "labels.pt": _bytes(partial(torch.save, labels.clone()))}
 
 
-def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
+def _png(memory: Memory, names: Sequence[str], images: Tensor, labels: Tensor) -> dict[str, bytes]:
     """a folder for each class, as `recollect distill FOLDER` would read it again"""
     shown, files = to_pixels(memory.preprocess().undo(images)), {}
     for label in labels.unique().tolist():
-        name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in memory.class_names[label][:80]).strip()
+        name = "".join(c if c.isalnum() or c in "-_ " else "_" for c in names[label][:80]).strip()
         for number, image in enumerate(shown[labels == label]):
             files[f"{label:03d}-{name}/{number:04d}.png"] = png(image[None])
     return files
 
 
-def _sheet(memory: Memory, images: Tensor, _: Tensor) -> dict[str, bytes]:
+def _sheet(memory: Memory, _: Sequence[str], images: Tensor, __: Tensor) -> dict[str, bytes]:
     """all recalled images in one picture, a row a class"""
     return {"": png(to_pixels(memory.preprocess().undo(images)), len(memory.addressing))}
 

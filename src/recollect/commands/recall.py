@@ -20,6 +20,9 @@ class Recall:
     """file (npz, sheet) or folder (png, pt) to write"""
     classes: tuple[str, ...] = ()
     """names of the classes to recall, in this order. Default: all"""
+    words: tuple[str, ...] = ()
+    """names of classes to recall instead, also of ones that the memory never saw, where it was distilled with vectors of words
+    (recollect words)"""
     format: Literal["npz", "png", "sheet", "pt"] = "npz"
     """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors"""
 
@@ -28,6 +31,6 @@ class Recall:
         from recollect.memory import Memory
 
         memory = Memory.load(memory_path(self.memory))
-        export(memory, list(self.classes) or None, self.out, self.format)
+        export(memory, list(self.classes) or None, self.out, self.format, self.words or None)
         terminal.say(str(self.out))
         return 0
