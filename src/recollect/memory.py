@@ -270,8 +270,13 @@ class Memory:
         return Classes(self, tuple(self.labels(query).tolist()))
 
     def queries(self, query: Query = None, *, words: "str | Sequence[str] | None" = None) -> Tensor:
-        """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot, or the vectors of the classes), vectors,
-        continuous targets in their own units, or None for all classes; or else words, that no class need be called."""
+        """The vectors [Q, d_y] that a query stands for.
+
+        Arguments:
+            query: labels or class names (one-hot, or the vectors of the classes); vectors; continuous targets in their own units;
+                None for all classes.
+            words: names instead, also of classes that the memory never saw; see `recall`.
+        """
         size = self.addressing.shape[1]
         if words is not None:
             return self._of_words(query, [words] if isinstance(words, str) else list(words))
@@ -344,7 +349,8 @@ class Memory:
         Arguments:
             query: class names or labels, in any order; vectors [Q, d_y] (floats); continuous targets [Q, targets] in their own
                 units, also between those of the data; None for every class, or for targets that stand for the data.
-            words: names of classes instead, also of ones that the memory never saw, if it was distilled with vectors of words.
+            words: names instead, also of classes that the memory never saw, if it was distilled with vectors of words
+                (recollect words).
 
         Returns:
             images: [Q r, C, H, W] as a network sees them (preprocessed), the r images of a query together.

