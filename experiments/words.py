@@ -1,4 +1,4 @@
-"""Classes that a memory never saw, recalled by their names alone: CIFAR-100, 80 classes distilled with vectors of words, 20 asked.
+"""Classes that a memory never saw, recalled by their names alone: CIFAR-100, 80 classes distilled with words, the other 20 asked.
 
     python experiments/words.py cifar100 --root DATA --out results/words.json --runs runs/words
 
@@ -62,8 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 32, 63], help="of the vectors, to choose from")
-    parser.add_argument("--trial-steps", type=int, default=400, help="outer steps of each trial")
-    parser.add_argument("--steps", type=int, default=1200, help="outer steps of the memories")
+    parser.add_argument("--trial-steps", type=int, default=250, help="outer steps of each trial")
+    parser.add_argument("--steps", type=int, default=800, help="outer steps of the memories")
     parser.add_argument("--unseen", type=int, nargs=2, default=[16, 20], help="classes that trials, and then memories, never see")
     parser.add_argument("--ways", type=int, default=5)
     parser.add_argument("--partitions", type=int, default=3, help="of the classes into tasks")
@@ -105,7 +105,9 @@ def main(arguments: list[str] | None = None) -> None:
 # --- memories ------------------------------------------------------------------------------------------------------------
 
 
-def distilled(images: Images, given: argparse.Namespace, trained: Sequence[str], size: int | None, steps: int) -> recollect.Memory:
+def distilled(
+    images: Images, given: argparse.Namespace, trained: Sequence[str], size: int | None, steps: int
+) -> recollect.Memory:
     """A memory of these classes, asked with vectors of `size` numbers or (None) with labels: finished, resumed or new."""
     settings = MEMORY | {"outer_steps": steps} | dict(map(setting, given.set))
     folder, vectors = given.runs / f"{len(trained)}-{size or 'labels'}", None

@@ -195,7 +195,7 @@ MISTAKES = """
     words twice.txt                                           | twice.txt: name 'cat' is there twice: leave one out
     words empty.txt                                           | words are []: give at least one
     words digits --query-size 10                              | query_size is 10, and 10 names span 9 directions
-    recall memory.safetensors --words cat --classes dog --out x | a query has classes or words: leave out
+    recall memory.safetensors --words cat --classes dog --out x | classes, words and targets cannot be recalled together
     ask memory.safetensors pictures --words cat dog           | a memory is asked with pictures or with words: leave out
     ask memory.safetensors --words cat                        | needs two different words or more, not 'cat'
     recall labels.safetensors --words cat --out x             | labels knows no words: distil one that does

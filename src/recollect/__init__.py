@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from recollect.classifier import Classifier
     from recollect.composition import ask, compose
     from recollect.config import DistillConfig, Recipe, preset
-    from recollect.data import Images, Split, load
+    from recollect.data import Images, Split, from_dataset, load
     from recollect.data.preprocess import Preprocess
     from recollect.distillation import distill
     from recollect.errors import RecollectError
@@ -40,6 +40,7 @@ _HOME = {
     "compose": "composition",
     "distill": "distillation",
     "evaluate": "evaluation",
+    "from_dataset": "data",
     "load": "data",
     "metagradient": "unroll",
     "preset": "config",
@@ -62,6 +63,7 @@ __all__ = [
     "compose",
     "distill",
     "evaluate",
+    "from_dataset",
     "load",
     "metagradient",
     "preset",

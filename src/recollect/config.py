@@ -58,7 +58,8 @@ class Limits:
     """What a distillation may spend: floats, outer steps, and images in each."""
 
     images_per_class: int = 1
-    """budget of the memory: as many floats as this many images of each class"""
+    """budget of the memory: as many floats as this many images of each class; with continuous targets, as ten times as many
+    images"""
     precision: Literal["float32", "float16", "bfloat16"] = "float32"
     """precision of the numbers in the file; half precision buys twice the numbers and is a budget of its own"""
     minutes: float | None = None
@@ -67,7 +68,7 @@ class Limits:
     outer_steps: int = 1000
     """number of outer steps: updates of the memory"""
     classes_per_step: int | None = None
-    """classes sampled for each outer step. Default: all, or 5 with query images"""
+    """classes sampled for each outer step, or continuous targets. Default: all classes, 5 with query images, or 10 targets"""
     real_per_class: int = 200
     """real images of each class in the outer loss (fewer where there are fewer)"""
 
@@ -94,10 +95,13 @@ class Sizes:
 class Asking:
     """What a memory is asked with."""
 
-    kind: Annotated[Literal["labels", "images"], flag("query")] = "labels"
-    """kind of query that a memory answers: labels, or images through an encoder that is trained with the memory"""
+    kind: Annotated[Literal["labels", "images", "vectors", "targets"], flag("query")] = "labels"
+    """kind of query that a memory answers: labels; images through an encoder that is trained with the memory; vectors that are
+    given, of each class or of each training image; or continuous targets. Data with vectors or continuous targets are asked with
+    these"""
     shots: int = 5
-    """pictures of each class in the query of an outer step (query images)"""
+    """pictures of each class in the query of an outer step (query images), or training images with whose vectors it asks (query
+    vectors, where they are of images)"""
     size: Annotated[int, flag("query_size")] = 64
     """size of the query vector that the encoder makes of a picture (query images)"""
     form: Annotated[Literal["unit", "probabilities"], flag("query_form")] = "unit"

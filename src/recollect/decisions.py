@@ -3,18 +3,23 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from recollect import fast, limits
 from recollect.config import Asking, DistillConfig, changed, check, setting
 from recollect.data import augment
 from recollect.data.images import Images, Split
 from recollect.devices import find_device
 from recollect.errors import RecollectError
+from recollect.files import sha256
 from recollect.memory import Budget, Memory
 from recollect.nets import Shape, constructor
-from recollect.queries import QUERIES, Labels, Pictures, Query
+from recollect.queries import QUERIES, STAND_INS, Labels, Pictures, Query, Targets, Vectors
 
 MakesQuery = Callable[[DistillConfig, Shape, int], Query]
 
+FOR_TARGETS = ("unrolled", "regression")  # objectives that do not go class by class
 ZCA_DATASETS = ("svhn", "cifar10", "cifar100")
 
 
@@ -26,28 +31,55 @@ def training_split(images: Images, config: DistillConfig) -> Split:
 def budget(config: DistillConfig, images: Images, query: Query) -> Budget:
     """What a memory of these images may take."""
     limits, downsample = config.budget, config.memory.downsample
-    return Budget(limits.images_per_class, images.classes, images.shape, downsample, limits.precision, query.size)
+    common = images.shape, downsample, limits.precision, query.size
+    if isinstance(query, Targets):
+        return Budget(limits.images_per_class, STAND_INS, *common, called=f"{limits.images_per_class * STAND_INS} images")
+    return Budget(limits.images_per_class, images.classes, *common)
 
 
 def query_of(config: DistillConfig, images: Images, given: MakesQuery | None = None) -> Query:
     """The query kind of a config, or what was given in Python."""
-    return (given or QUERIES[config.query.kind])(config, images.shape, images.classes)
+    return given(config, images.shape, images.classes) if given else QUERIES[config.query.kind](config, images)
+
+
+def fingerprint(images: Images, config: DistillConfig) -> str:
+    """SHA-256 of the training images, and of query vectors that are given with them."""
+    split = training_split(images, config)
+    given = [vectors.numpy().tobytes() for vectors in (images.vectors, split.vectors) if vectors is not None]
+    return sha256(split.fingerprint.encode(), *given) if given else split.fingerprint
+
+
+def _as_data_are(config: DistillConfig, images: Images, given: MakesQuery | None) -> DistillConfig:
+    """The same config with what follows from the kind of data: continuous targets, given vectors, columns of a table."""
+    kind, continuous = config.query.kind, images.train.targets is not None
+    if continuous and (given or kind not in ("labels", "targets")):
+        asked = "a query kind of your own" if given else f"query {kind}"
+        raise RecollectError(f"{images.name} has continuous targets, which are its queries: leave out {asked}")
+    if continuous and config.outer.objective not in FOR_TARGETS:
+        raise RecollectError(
+            f"objective {config.outer.objective} compares class by class, and {images.name} has continuous targets: give "
+            f"objective {' or '.join(FOR_TARGETS)}"
+        )
+    has_vectors = images.vectors is not None or images.train.vectors is not None
+    if continuous or (has_vectors and kind == "labels" and not given):
+        config = changed(config, query="targets" if continuous else "vectors")
+    if images.columns:
+        network = config.inner.network
+        config = changed(config, network="mlp" if network == DistillConfig().inner.network else network, downsample=1)
+    return config
 
 
 def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = None) -> DistillConfig:
     """The same config with every "auto" and default decided for these images; refuses what cannot be."""
     check(config)
-    if images.classes < 2 and given is None:
+    config = _as_data_are(config, images, given)
+    if images.classes < 2 and given is None and config.query.kind != "targets":
         raise RecollectError(f"{images.name} has one class, '{images.class_names[0]}': give two or more, to be told apart")
     augment.parse(config.inner.augment)
     augment.parse(config.query.encoder_augment)
     if not config.inner.network.startswith("custom "):
         constructor(config.inner.network)
-    most = int(training_split(images, config).labels.bincount().max())
-    if config.budget.images_per_class > most:
-        raise RecollectError(
-            f"images_per_class is {config.budget.images_per_class}, but no class has more than {most}: give fewer"
-        )
+    _check_count(config, training_split(images, config))
     if given is None and config.query.kind == "images":
         config = changed(config, classes_per_step=config.budget.classes_per_step or min(5, images.classes))
     query = query_of(config, images, given)
@@ -56,14 +88,15 @@ def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = No
         config = _sizes_of_start(config, start_memory(config, images, query))
     bases, matrices = budget(config, images, query).sizes(config.memory)
     ways, per_class = config.budget.classes_per_step, matrices * query.each
+    classes = STAND_INS if isinstance(query, Targets) else images.classes
     inner = min(10, per_class) if config.inner.per_class is None else config.inner.per_class
     if inner > per_class:
         raise RecollectError(
             f"inner_per_class is {inner}, but each class recalls only {per_class} images: give at most {per_class}"
         )
-    if ways is not None and ways > images.classes:
+    if ways is not None and ways > classes and not isinstance(query, Targets):
         raise RecollectError(f"classes_per_step is {ways}, but there are {images.classes} classes")
-    rows = 8 * config.inner.steps * inner * (ways or images.classes)  # of the recalled set, that each network's steps see
+    rows = 8 * config.inner.steps * inner * (ways or classes)  # of the recalled set, that each network's steps see
     copies = config.inner.networks_per_step
     limits.check(f"an unroll of {config.inner.steps:,} inner_steps", rows)
     limits.check(f"{copies:,} networks_per_step", copies * rows)
@@ -71,6 +104,23 @@ def resolve(config: DistillConfig, images: Images, given: MakesQuery | None = No
     device = find_device(config.run.device)
     fast.check(config.run.compute, device)
     return changed(config, bases=bases, matrices=matrices, inner_per_class=inner, preprocess=preprocess, device=device)
+
+
+def _check_count(config: DistillConfig, split: Split) -> None:
+    """Refuse more images than there are."""
+    asked, most = config.budget.images_per_class, int(split.labels.bincount().max())
+    if split.targets is None and asked > most:
+        raise RecollectError(f"images_per_class is {asked}, but no class has more than {most}: give fewer")
+    if split.targets is None:
+        return
+    if asked * STAND_INS > most:
+        raise RecollectError(
+            f"images_per_class is {asked}, {asked * STAND_INS} images with continuous targets, and there are {most}: give fewer"
+        )
+    if (targets := config.budget.classes_per_step or STAND_INS) > most // 2:
+        raise RecollectError(
+            f"classes_per_step is {targets} targets of {most}: give at most {most // 2}, the others are to judge"
+        )
 
 
 def preprocess_of(name: str, images: Images) -> str:
@@ -125,22 +175,33 @@ def _check_query(config: DistillConfig, query: Query, images: Images) -> None:
             usual, value = setting(DistillConfig(), name), setting(config, name)
             if value != usual:
                 raise RecollectError(
-                    f"{name} is {value}, and a memory that is asked with labels has no encoder: leave it out, or give "
-                    "query images"
+                    f"{name} is {value}, and a memory that is asked with {config.query.kind} has no encoder: leave it out, or "
+                    "give query images"
                 )
+        if isinstance(query, Vectors) and query.shots:
+            _check_shots(query.shots, training_split(images, config), images.classes)
     else:
         _check_pictures(config.query, training_split(images, config), images.classes)
 
 
-def _check_pictures(asking: Asking, split: Split, classes: int) -> None:
+def _check_shots(shots: int, split: Split, classes: int) -> None:
     least = int(split.labels.bincount(minlength=classes).min())
-    if least <= asking.shots:
-        raise RecollectError(f"shots is {asking.shots}, but a class has only {least} images: give at most {least - 1}")
+    if least <= shots:
+        raise RecollectError(f"shots is {shots}, but a class has only {least} images: give at most {least - 1}")
+
+
+def _check_pictures(asking: Asking, split: Split, classes: int) -> None:
+    _check_shots(asking.shots, split, classes)
     if asking.encoder_epochs and asking.size < classes:
         raise RecollectError(
             f"query_size is {asking.size}, too small for an encoder that learns to name {classes} classes: "
             f"give {classes} or more, or no encoder_epochs"
         )
+
+
+def same(ours: Tensor, theirs: Tensor | None) -> bool:
+    """Whether both are there, and equal."""
+    return theirs is not None and torch.equal(ours, theirs)
 
 
 def start_memory(config: DistillConfig, images: Images, query: Query) -> Memory:
@@ -166,7 +227,10 @@ def start_memory(config: DistillConfig, images: Images, query: Query) -> Memory:
         ("query", type(theirs).__name__.lower(), type(query).__name__.lower()),
         ("query form", getattr(theirs, "form", None), getattr(query, "form", None)),
         ("query size", memory.addressing.shape[1], query.size),
+        ("mean of the targets", getattr(theirs, "mean", None), getattr(query, "mean", None)),
     ):
         if found != ours:
             raise RecollectError(f"{start} has {what} {found}, this run {ours}: give a memory of the same kind")
+    if isinstance(query, Vectors) and not (memory.vectors is not None and same(memory.vectors, query.table)):
+        raise RecollectError(f"{start} is asked with other vectors than this run: give it the same (--vectors)")
     return memory

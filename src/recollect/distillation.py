@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from recollect import distributed, outer
 from recollect.config import DistillConfig, changed, preset, to_json
 from recollect.data.augment import Own
-from recollect.data.images import Images, Split
+from recollect.data.images import Images
 from recollect.data.preprocess import Preprocess
-from recollect.decisions import MakesQuery, query_of, resolve, training_split
+from recollect.data.vectors import Given as Vectors
+from recollect.data.vectors import attached, checked
+from recollect.decisions import MakesQuery, fingerprint, query_of, resolve, training_split
 from recollect.devices import find_device
-from recollect.distiller import Distiller, MakesObjective
+from recollect.distiller import Distiller, MakesObjective, prepared_targets
 from recollect.errors import RecollectError
 from recollect.memory import Memory
 from recollect.minutes import CHOSEN, MINUTES, afford
-from recollect.nets import Constructor, Criterion
+from recollect.nets import Constructor, Criterion, squared_error
 from recollect.outer import MOST_SKIPS, State
 from recollect.own import FEW, Given, Optimiser, Pool
 from recollect.runs import (
@@ -55,6 +60,7 @@ def distill(
     augment: Own | None = None,
     optimiser: Optimiser | None = None,
     pool: Pool | None = None,
+    vectors: ArrayLike | Tensor | None = None,
     preprocess: Preprocess | None = None,
     run: "Path | str | None" = None,
     resume: bool = False,
@@ -76,6 +82,7 @@ def distill(
             of recalled images.
         optimiser: a class of torch.optim, called with groups of tensors and `lr`, instead of the outer step's named optimiser.
         pool: networks, or their weights by name, one of which every inner network begins with, instead of a fresh one.
+        vectors: query vectors [classes, d_y], or [N, d_y] of the training images, which then are what the memory is asked with.
         preprocess: how to prepare the images, where several memories are to share it; None fits it to the training images.
         run: a folder for config, metrics, checkpoints and the memory. Without it nothing is written.
         resume: continue the run in that folder, from its last checkpoint. Of several processes, rank 0 alone uses it.
@@ -93,6 +100,8 @@ def distill(
         Memory(digits: 10 classes of 1x8x8; 11 bases, 4 matrices, 616 numbers)
     """
     began, alone = time.perf_counter(), config is None and find_device("auto") == "cpu"
+    if vectors is not None:
+        images = attached(images, Vectors(checked(vectors, "vectors")), "vectors")
     config = resolve(config or preset("fast", minutes=MINUTES if alone else None), images, query)
     given = Given(network, objective, query, loss, augment, optimiser, pool)
     return _distilled(images, config, given, preprocess, run, resume, data or {}, progress, say, began)
@@ -103,26 +112,29 @@ def _distilled(
     data: dict[str, Any], progress: Progress | None, say: Callable[[str], None], began: float,
 ) -> Memory:  # fmt: skip
     """See `distill`."""
-    own, ways = given.named(), query_of(config, images, given.query).ways or images.classes
+    own, query = given.named(), query_of(config, images, given.query)
     split, saved = training_split(images, config), None
-    fingerprint, ranks = split.fingerprint, distributed.current()
-    ranks.meet(config.run.device, to_json(config) | own | {"training images": fingerprint[:16], "resume": resume})
+    targets = prepared_targets(query, split)
+    seen, ranks = fingerprint(images, config), distributed.current()
+    ranks.meet(config.run.device, to_json(config) | own | {"training images": seen[:16], "resume": resume})
     resuming, run = bool(run and resume), None if ranks.rank else run  # one has the folder
     with ExitStack() as alone_in:
         folder = alone_in.enter_context(Run.working(run, "distill")) if run and resuming else Run(run) if run else None
         if folder and resuming:
-            config, saved = _resumable(folder, config, own, fingerprint)
+            config, saved = _resumable(folder, config, own, seen)
         elif folder:
             folder.refuse_if_used()
         config, saved = ranks.first((config, saved))
         if resuming and (finished := ranks.first(_finished(folder, config, saved))):
             return finished
-        prepared = ranks.first(None if ranks.rank else _preprocess(folder, config, saved, split, preprocess))
+        prepared = ranks.first(None if ranks.rank else _preprocess(folder, config, saved, images, preprocess))
         assert prepared is not None
 
         def make(config: DistillConfig) -> Distiller:
-            net = given.network_for(config, images.shape, ways)
-            given.check(config, net, prepared.on(config.run.device, split.images[:FEW]), split.labels[:FEW])
+            usual = cross_entropy if targets is None else squared_error
+            net = given.network_for(config, images.shape, query.ways or images.classes, usual)
+            truth = split.labels if targets is None else targets
+            given.check(config, net, prepared.on(config.run.device, split.images[:FEW]), truth[:FEW])
             return Distiller(images, config, prepared, net, given.objective, given.query, given.augment, given.optimiser)
 
         if config.budget.minutes is not None and not resuming:
@@ -132,7 +144,7 @@ def _distilled(
         if folder and not resuming:
             begun = Run.working(folder.folder, "distill", {"data": data, "distill": to_json(config)})
             folder = alone_in.enter_context(begun)
-        return _perform(folder, distiller, saved, fingerprint, watched(config, progress, say), say)
+        return _perform(folder, distiller, saved, seen, watched(config, progress, say), say)
 
 
 def _finished(folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None) -> Memory | None:
@@ -142,12 +154,13 @@ def _finished(folder: Run | None, config: DistillConfig, saved: dict[str, Any] |
 
 
 def _preprocess(
-    folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, split: Split, given: Preprocess | None
+    folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, images: Images, given: Preprocess | None
 ) -> Preprocess:
     """As the checkpoint says, as it was given, or fitted."""
+    split = training_split(images, config)
     if folder and saved:
         return Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-    return given or Preprocess.fit(split.images, config.run.preprocess, config.run.device)
+    return given or Preprocess.fit(split.images, config.run.preprocess, config.run.device, images.columns)
 
 
 def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:

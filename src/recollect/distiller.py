@@ -28,7 +28,7 @@ from recollect.objectives import OBJECTIVES, ByBatch, ByNetwork, Chance, Example
 from recollect.objectives.unrolled import Unrolled
 from recollect.outer import State
 from recollect.own import Optimiser, blamed, called, checked
-from recollect.queries import Pictures
+from recollect.queries import Pictures, Targets, Vectors
 from recollect.runs import Signals
 from recollect.seeds import Purpose, network_seed, seeded
 from recollect.training import train
@@ -42,11 +42,13 @@ class Draws(NamedTuple):
     labels: Tensor
     shared: augment.Drawn
     shots: Tensor
-    """rows of the pictures that the memory is asked with, class by class; none where labels are"""
+    """rows of the images that the memory is asked with, or with whose vectors or targets it is, class by class; none where it is
+    asked with labels"""
     seen: augment.Drawn
     """how the encoder sees them"""
     rows: Tensor
     truth: Tensor
+    """labels of the real images, or their targets"""
     objective: Any
 
 
@@ -73,6 +75,9 @@ class Distiller:
         self.pixels, self.labels = real.images.to(self.device), real.labels
         self.by_class = [(real.labels == label).nonzero().flatten() for label in range(images.classes)]
         self.query = query_of(config, images, query)
+        self.targets = prepared_targets(self.query, real)
+        self.beside = real.vectors if isinstance(self.query, Vectors) and self.query.shots else self.targets
+        """what a query is made of beside its label or picture: vectors or targets of the training images, [N, ...]"""
         given = network, self.inner, self.device, config.run.compute, config.run.compile
         with self._blamed():
             self.objective = objective(*given) if objective else self._named_objective(real, *given)
@@ -117,7 +122,7 @@ class Distiller:
         """About how many bytes of GPU memory an outer step takes; None where nobody knows."""
         if not (self.draws_ahead and isinstance(self.objective, Unrolled)):
             return None
-        chosen = self.config.budget.classes_per_step or self.classes
+        chosen = self._groups
         query = chosen * self.config.budget.real_per_class
         networks = len(range(self.config.inner.networks_per_step)[self.share]) or 1
         unrolls = self.objective.needs(chosen * (self.config.inner.per_class or 0), query, networks)
@@ -179,7 +184,11 @@ class Distiller:
             made=made(config, state, config.run.seed, self.device),
             budget=counted(allowed, bases, addressing, one_hot) | beside,
         )
-        memory = Memory(bases.to(kind), addressing.to(torch.uint8 if one_hot else kind), header, encoder)
+        asked = self.query if isinstance(self.query, Vectors | Targets) else None
+        if asked and images.words:
+            encoder = {"projection": images.words.projection, "mean": images.words.mean}
+        addressing = addressing.to(torch.uint8 if one_hot else kind)
+        memory = Memory(bases.to(kind), addressing, header, encoder, asked.table if asked else None)
         memory.fitted = self.stated
         return memory
 
@@ -232,14 +241,22 @@ class Distiller:
 
     def _recall(self, drawn: Draws, state: State) -> Examples:
         """Line 5: the recalled set."""
-        pictures = augment.apply(self.preprocess(self.pixels[drawn.shots.to(self.device)]), drawn.seen)
-        groups = pictures.unflatten(0, (len(drawn.labels), -1)) if len(drawn.shots) else pictures
+        matrices, shown = len(state.addressing), self._shown(drawn).to(self.device)
+        groups = shown.unflatten(0, (len(drawn.labels), -1)) if len(drawn.shots) else shown
         queries = self.query.vectors(state.encoder, drawn.labels.to(self.device), groups)
         images = recall(state.bases, state.addressing, queries, self.shape[1:])
-        return Examples(images, self._recalled_labels(drawn.labels, len(state.addressing)).to(self.device))
+        if self.targets is not None:
+            return Examples(images, shown.repeat_interleave(matrices, 0))
+        return Examples(images, self._recalled_labels(drawn.labels, matrices).to(self.device))
+
+    def _shown(self, drawn: Draws) -> Tensor:
+        """Of the rows that the memory is asked with: pictures, or what stands beside them."""
+        if self.beside is not None:
+            return self.beside[drawn.shots]
+        return augment.apply(self.preprocess(self.pixels[drawn.shots.to(self.device)]), drawn.seen)
 
     def _recalled_labels(self, labels: Tensor, matrices: int) -> Tensor:
-        """[N]: class labels; or places in the query, where classes have no labels."""
+        """[N]: class labels; or places in the query, where classes have no labels, and of targets."""
         numbers = labels if self.query.ways is None else torch.arange(len(labels))
         return numbers.repeat_interleave(self.query.each * matrices)
 
@@ -265,13 +282,24 @@ class Distiller:
         return Draws(labels, shared, shots, seen, rows, truth, objective)
 
     def _labels(self, generator: torch.Generator) -> Tensor:
-        """Line 4: a subset of the labels, in order."""
-        count = self.config.budget.classes_per_step or self.classes
-        return torch.randperm(self.classes, generator=generator)[:count].sort().values
+        """Line 4: a subset of the labels, in order; for targets their places."""
+        if self.targets is not None:
+            return torch.arange(self._groups)
+        return torch.randperm(self.classes, generator=generator)[: self._groups].sort().values
+
+    @property
+    def _groups(self) -> int:
+        """Classes, or targets, of an outer step."""
+        usual = self.query.shots if isinstance(self.query, Targets) else self.classes
+        return self.config.budget.classes_per_step or usual
 
     def _real(self, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Line 14: rows and labels of real images of the chosen classes; before them, the rows of other ones to ask with."""
         ask, count = self.query.shots, self.config.budget.real_per_class
+        if self.targets is not None:
+            order = torch.randperm(len(self.targets), generator=generator)
+            pick = order[ask : ask * (1 + count)]
+            return order[:ask], pick, self.targets[pick]
         shots, rows, truth = [], [], []
         for place, label in enumerate(labels.tolist()):
             of_class = self.by_class[label]
@@ -293,6 +321,11 @@ class Distiller:
             for name, p in params.items():
                 state.encoder[name].copy_(p)
         outer.forget(state)
+
+
+def prepared_targets(query: queries.Query, split: Split) -> Tensor | None:
+    """Continuous targets [N, targets] as a network sees them, of a memory that is asked with these."""
+    return query.prepare(split.targets) if isinstance(query, Targets) and split.targets is not None else None
 
 
 def encoder_recipe(config: DistillConfig) -> Recipe:

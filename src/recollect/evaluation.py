@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from recollect import distributed, fast
 from recollect.config import Recipe, fits, read_recipe
 from recollect.coresets import How, chosen
-from recollect.data.images import Images
+from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.devices import find_device
 from recollect.errors import RecollectError
@@ -27,9 +29,10 @@ from recollect.fast.engine import precision
 from recollect.files import read_json, write_json
 from recollect.header import read_header
 from recollect.memory import Memory
-from recollect.nets import Constructor, Network
+from recollect.nets import Constructor, Network, squared_error
+from recollect.queries import STAND_INS, Targets, targets_of
 from recollect.seeds import Purpose, network_seed, seeded
-from recollect.training import Part, Progress, accuracy, train
+from recollect.training import Part, Progress, accuracy, squared_errors, train
 
 MOST_NETWORKS = 10_000  # of one evaluation
 On = Literal["test", "validation"]
@@ -43,6 +46,7 @@ class _Written(TypedDict):
     on: str
     protocol: str
     seconds: float
+    errors: list[float]
 
 
 class Options(TypedDict, total=False):
@@ -59,7 +63,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracies of fresh networks, in percent.
+    """Accuracies of fresh networks, in percent; of continuous targets their R2.
 
     Examples:
         >>> found = recollect.Evaluation("memory", "mlp", (95.0, 96.0), "test", "2 networks", seconds=1.0)
@@ -79,6 +83,8 @@ class Evaluation:
     """how they were trained, in words"""
     seconds: float
     """of training and testing"""
+    errors: tuple[float, ...] = ()
+    """RMSE of each network in the targets' own units; none where the values are accuracies"""
 
     @property
     def mean(self) -> float:
@@ -88,13 +94,19 @@ class Evaluation:
     @property
     def deviation(self) -> float:
         """Standard deviation over the networks (n - 1)."""
-        if len(self.values) < 2:
-            return 0.0
-        return math.sqrt(sum((value - self.mean) ** 2 for value in self.values) / (len(self.values) - 1))
+        return _deviation(self.values)
+
+    @property
+    def rmse(self) -> tuple[float, float]:
+        """Mean and deviation of the errors, where there are any."""
+        return sum(self.errors) / len(self.errors), _deviation(self.errors)
 
     def to_json(self) -> dict[str, Any]:
-        """Every field, with mean, deviation and n."""
-        return asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
+        """Every field, with mean, deviation and n; of continuous targets with those of the RMSE too."""
+        told = asdict(self) | {"mean": self.mean, "deviation": self.deviation, "n": len(self.values)}
+        if self.errors:
+            return told | {"metric": "R2", "rmse": self.rmse[0], "rmse_deviation": self.rmse[1]}
+        return {name: value for name, value in told.items() if name != "errors"}
 
     @staticmethod
     def from_json(written: dict[str, Any], where: object = "the evaluation") -> "Evaluation":
@@ -104,16 +116,30 @@ class Evaluation:
             written: the dict.
             where: what the error names where it is none: the file that it was read from.
         """
-        kept = {field.name: written.get(field.name) for field in fields(Evaluation)}
-        values = kept["values"]
-        if not fits(kept, _Written) or None in kept.values() or not values or not all(0 <= value <= 100 for value in values):
+        kept = {"errors": []} | {field.name: written[field.name] for field in fields(Evaluation) if field.name in written}
+        if not (fits(kept, _Written) and len(kept) == len(fields(Evaluation)) and _can_be(kept["values"], kept["errors"])):
             raise RecollectError(f"{where} is no evaluation of ours: delete it, and evaluate again")
-        return Evaluation(**cast(Any, kept | {"values": tuple(values)}))
+        return Evaluation(**cast(Any, kept | {name: tuple(kept[name]) for name in ("values", "errors")}))
 
     def entry(self) -> dict[str, Any]:
         """As it stands in a memory's header: no times, so that the same run gives the same file."""
-        kept = ("network", "mean", "deviation", "n", "on", "protocol")
+        kept = ("network", "mean", "deviation", "n", "on", "protocol", "metric", "rmse", "rmse_deviation")
         return {name: value for name, value in self.to_json().items() if name in kept}
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Over networks (n - 1)."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _can_be(values: list[float], errors: list[float]) -> bool:
+    """Whether these are percentages; or R2, each with an error."""
+    if errors:
+        return len(values) == len(errors) and all(value <= 1 for value in values) and all(0 <= e < math.inf for e in errors)
+    return bool(values) and all(0 <= value <= 100 for value in values)
 
 
 def evaluate(
@@ -136,7 +162,7 @@ def evaluate(
         progress: told how far the training is.
 
     Returns:
-        An Evaluation: every network's accuracy, their mean and deviation.
+        An Evaluation: every network's accuracy, their mean and deviation; of continuous targets R2 and RMSE.
 
     Examples:
         >>> images = recollect.load("digits")
@@ -153,7 +179,10 @@ def evaluate(
             f"the data is {images.name} ({images.classes} classes of {list(images.shape)}): give the memory's own dataset"
         )
     recipe, recalled = recipe or memory_recipe(memory), memory.recall()
-    return _measure(name, lambda *_: recalled, images, memory.preprocess(images), recipe, **options)
+    targets = memory.asked if isinstance(memory.asked, Targets) else None
+    if (targets is None) != (images.train.targets is None):
+        raise RecollectError(f"one of {memory.name} and {images.name} has continuous targets: give the memory's own dataset")
+    return _measure(name, lambda *_: recalled, images, memory.preprocess(images), recipe, targets, **options)
 
 
 def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | None = None) -> Path:
@@ -186,19 +215,21 @@ def memory_recipe(memory: Memory) -> Recipe:
 
 
 def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
-    """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network."""
-    device = find_device(options.get("device", "auto"))
+    """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network; of
+    continuous targets ten times as many of all."""
+    device, targets = find_device(options.get("device", "auto")), _targets(images)
+    classes, count = (1, per_class * STAND_INS) if targets else (images.classes, per_class)
 
     def draw(seed: int, number: int) -> Part:
         generator = seeded(seed, Purpose.RANDOM_REAL, number)
         rows = []
-        for label in range(images.classes):
+        for label in range(classes):
             of_class = (images.train.labels == label).nonzero().flatten()
-            rows.append(of_class[torch.randperm(len(of_class), generator=generator)[:per_class]])
+            rows.append(of_class[torch.randperm(len(of_class), generator=generator)[:count]])
         split = images.train[torch.cat(rows)]
-        return preprocess.on(device, split.images), split.labels
+        return preprocess.on(device, split.images), _truth(split, targets)
 
-    return _measure("random real images", draw, images, preprocess, recipe, **options)
+    return _measure("random real images", draw, images, preprocess, recipe, targets, **options)
 
 
 def chosen_real(
@@ -214,18 +245,50 @@ def chosen_real(
     """
     if how == "random":
         return random_real(images, per_class, preprocess, recipe, **options)
+    if images.train.targets is not None:
+        raise RecollectError(f"{how} chooses within classes, and {images.name} has continuous targets: give --baselines random")
     device, seed = find_device(options.get("device", "auto")), options.get("seed", 0)
     prepared, network = preprocess.on(device, images.train.images), options.get("network")
     rows = chosen(images, prepared, how, per_class, recipe, network=network, seed=seed, device=device)
     part = prepared[rows.to(device)], images.train.labels[rows]
-    return _measure(f"real images by {how}", lambda *_: part, images, preprocess, recipe, **options)
+    return _measure(f"real images by {how}", lambda *_: part, images, preprocess, recipe, None, **options)
 
 
 def full_data(images: Images, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The upper bound: all training images."""
-    device = find_device(options.get("device", "auto"))
-    everything = (preprocess.on(device, images.train.images), images.train.labels)
-    return _measure("all the data", lambda *_: everything, images, preprocess, recipe, **options)
+    device, targets = find_device(options.get("device", "auto")), _targets(images)
+    everything = (preprocess.on(device, images.train.images), _truth(images.train, targets))
+    return _measure("all the data", lambda *_: everything, images, preprocess, recipe, targets, **options)
+
+
+def mean_predictor(images: Images, on: On = "test") -> Evaluation:
+    """What no network is needed for: the mean of the training targets, whatever the image."""
+    targets, began = targets_of(images), time.perf_counter()
+    truth = _truth(_split(images, on), targets)
+    ((r2, rmse),) = _scores([truth.double().square().mean(0)], truth, targets)
+    return Evaluation("mean of the targets", "none", (r2,), on, "nothing is trained", time.perf_counter() - began, (rmse,))
+
+
+def _targets(images: Images) -> Targets | None:
+    return None if images.train.targets is None else targets_of(images)
+
+
+def _truth(split: Split, targets: Targets | None) -> Tensor:
+    """What networks are trained on and judged by: labels, or standardised targets."""
+    return split.labels if targets is None or split.targets is None else targets.prepare(split.targets)
+
+
+def _split(images: Images, on: On) -> Split:
+    if on not in ("test", "validation"):
+        raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
+    return images.test if on == "test" else images.validation
+
+
+def _scores(errors: Sequence[Tensor], truth: Tensor, targets: Targets) -> list[tuple[float, float]]:
+    """(R2, RMSE) of each network from its mean squared errors [targets]: R2 is the mean over the targets, RMSE in their units."""
+    spread, std = truth.double().var(0, correction=0).cpu(), torch.tensor(targets.std, dtype=torch.float64)
+    squares = [error.cpu() for error in errors]
+    return [(float((1 - e / spread).mean()), float((e * std.square()).mean().sqrt())) for e in squares]
 
 
 def _measure(
@@ -234,6 +297,7 @@ def _measure(
     images: Images,
     preprocess: Preprocess,
     recipe: Recipe,
+    targets: Targets | None,
     *,
     network: Constructor | None = None,
     networks: int = 20,
@@ -246,13 +310,10 @@ def _measure(
     """Train one network on each source(seed, number), and judge it."""
     if not 1 <= networks <= MOST_NETWORKS:
         raise RecollectError(f"number of networks is {networks}: give 1 to {MOST_NETWORKS:,}")
-    if on not in ("test", "validation"):
-        raise RecollectError(f"cannot evaluate on '{on}': give test or validation")
-    began = time.perf_counter()
+    split, began = _split(images, on), time.perf_counter()
     device = find_device(device)
-    net = Network(network or recipe.network, images.shape, images.classes)
-    split = images.test if on == "test" else images.validation
-    judged = preprocess.on(device, split.images), split.labels.to(device)
+    net = Network(network or recipe.network, images.shape, images.classes, squared_error if targets else cross_entropy)
+    judged = preprocess.on(device, split.images), _truth(split, targets).to(device)
     flat, used = fast.passes(net, device, compute, half=False)
     ranks, numbers = distributed.current(), range(networks)
     mine = numbers[ranks.share()]
@@ -264,11 +325,14 @@ def _measure(
     seeds = [network_seed(seed, Purpose.NETWORK, number) for number in numbers]
     trained = train(net, parts, recipe, seeds, device, compute, progress)[: len(mine)]
     with precision(used):
-        found = [100 * accuracy(net, params, *judged) for params in trained]
-    own = torch.tensor(found, dtype=torch.float64).view(-1, 1)
-    values = tuple(float(value) for value in ranks.rows(own, networks))
+        if targets:
+            found = _scores([squared_errors(net, params, *judged) for params in trained], judged[1], targets)
+        else:
+            found = [(100 * accuracy(net, params, *judged),) for params in trained]
+    rows = ranks.rows(torch.tensor(found, dtype=torch.float64).view(len(trained), 2 if targets else 1), networks)
+    values, *errors = (tuple(column) for column in rows.T.tolist())
     shown = "custom " + getattr(network, "__qualname__", "network") if network else recipe.network
-    return Evaluation(name, shown, values, on, protocol(recipe, networks, used), time.perf_counter() - began)
+    return Evaluation(name, shown, values, on, protocol(recipe, networks, used), time.perf_counter() - began, *errors)
 
 
 def protocol(recipe: Recipe, networks: int, used: str) -> str:

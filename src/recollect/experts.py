@@ -46,9 +46,11 @@ def train_experts(
     """
     if count < 1:
         raise RecollectError(f"number of experts is {count}: give 1 or more")
+    if images.train.targets is not None:
+        raise RecollectError(f"experts tell classes apart, and {images.name} has continuous targets: give data with classes")
     device, split = find_device(device), images.train + images.validation if use_validation else images.train
     net = Network(network or recipe.network, images.shape, images.classes)
-    prepared = Preprocess.fit(split.images, preprocess, device)
+    prepared = Preprocess.fit(split.images, preprocess, device, images.columns)
     name = f"custom {getattr(network, '__qualname__', 'network')}" if network else recipe.network
     about: dict[str, object] = {
         "network": name,

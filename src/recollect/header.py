@@ -105,6 +105,7 @@ class _Preprocessing(TypedDict):
     mean: list[float]
     std: list[float]
     zca: _Whitening | None
+    columns: list[str]
 
 
 class _Made(TypedDict):
@@ -129,6 +130,8 @@ _WHITENING = re.compile(r"zca-[0-9a-f]{16}\.safetensors")
 def can_prepare(preprocessing: object) -> bool:
     """Whether a header's preprocessing has the right types, and names its whitening file as we do."""
     if not isinstance(preprocessing, dict) or not fits(preprocessing, _Preprocessing):
+        return False
+    if len(preprocessing.get("columns", [])) not in (0, len(preprocessing.get("mean", []))):
         return False
     zca = preprocessing.get("zca")
     return zca is None or bool(_WHITENING.fullmatch(zca.get("file", "")))
@@ -192,6 +195,8 @@ def _check_vectors(header: Header, info: TensorInfo | None, where: object) -> No
         return
     if info is None:
         raise _damaged(where, "it has no tensor 'vectors'")
+    if isinstance(asked, Targets) and len(asked.mean) != len(header.class_names):
+        raise _damaged(where, f"its targets are {len(asked.mean)}, and its header names {len(header.class_names)}")
     rows = len(header.class_names) if isinstance(asked, Vectors) else max(1, *info.shape[:1])
     if info.dtype != "F32" or info.shape != (rows, asked.size):
         raise _damaged(where, f"its tensor 'vectors' is {info.dtype} {list(info.shape)}, not F32 {[rows, asked.size]}")

@@ -129,10 +129,11 @@ class Budget:
         return "a larger buffer" if self.share else "more images per class"
 
     def default_bases(self) -> int:
-        """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more: for 1 image per class
-        27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for."""
+        """As many as fit with one addressing matrix for every 20 numbers of a base, and with 4 or more; two where only one would.
+        For 1 image per class 27 of MNIST, 26 of CIFAR-10, 67 of CIFAR-100. A rule through the few points where it was looked for.
+        """
         usual = self.numbers // (self.base_numbers + max(4, self.base_numbers // 20) * self.query_numbers)
-        return usual or self.bases(1)
+        return max(usual, min(self.bases(1), 2))
 
     def per_class(self) -> int:
         """How many images of each class fit without learned addressing (K = N', one-hot A)."""
@@ -333,13 +334,13 @@ class Memory:
             raise RecollectError("the query is empty: name at least one class")
         return torch.tensor([self._label(item) for item in chosen])
 
-    def _label(self, item: "int | str") -> int:
+    def _label(self, item: "int | str | float") -> int:
         if isinstance(item, str):
             if item not in self.class_names:
                 raise unknown("class", item, self.class_names)
             return self.class_names.index(item)
         whole = isinstance(item, Integral) and not isinstance(item, bool)  # numpy's too, but no mask
-        if not whole or not 0 <= item < len(self.class_names):
+        if not whole or not 0 <= int(item) < len(self.class_names):
             raise RecollectError(f"label {item!r} is not one of this memory's 0 to {len(self.class_names) - 1}")
         return int(item)
 
@@ -463,9 +464,12 @@ class Memory:
 
 
 def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
-    if isinstance(header.asked, Vectors):
+    if isinstance(header.asked, Vectors) and not header.asked.has_classes:
         return  # whoever made the query kind knows
     expected = {}
+    if isinstance(header.asked, Vectors) and header.asked.words:
+        size = encoder["mean"].shape if "mean" in encoder else torch.Size((0,))
+        expected = {"mean": (size, torch.float32), "projection": (torch.Size((*size, header.asked.size)), torch.float32)}
     if isinstance(header.asked, Pictures):
         try:
             module = header.asked.network.module
@@ -473,7 +477,8 @@ def _check_encoder(encoder: "Params", header: Header, where: object) -> None:
             raise RecollectError(f"{where} is damaged ({error}); distil it again") from None
         expected = {name: (p.shape, torch.float32) for name, p in module.named_parameters()}
     if {name: (p.shape, p.dtype) for name, p in encoder.items()} != expected:
-        raise RecollectError(f"{where} is damaged: its encoder is not the network that its header names; distil it again")
+        what = "is not the network that its header names" if isinstance(header.asked, Pictures) else "is not what its header says"
+        raise RecollectError(f"{where} is damaged: its encoder {what}; distil it again")
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -52,9 +52,9 @@ class Given:
         given = {renamed.get(each.name, each.name): getattr(self, each.name) for each in fields(self)}
         return {name: called(value) for name, value in given.items() if value is not None}
 
-    def network_for(self, config: DistillConfig, shape: Shape, classes: int) -> Network:
+    def network_for(self, config: DistillConfig, shape: Shape, outputs: int, usual: Criterion) -> Network:
         """The network of its inner loops."""
-        made = Network(self.network or config.inner.network, shape, classes, **({"criterion": self.loss} if self.loss else {}))
+        made = Network(self.network or config.inner.network, shape, outputs, self.loss or usual)
         made.pool = weights(self.pool, made, config.inner.network) if self.pool is not None else ()
         return made
 

@@ -5,21 +5,24 @@ Torch is imported when vectors are made, so that a file can say what it is asked
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from recollect.config import DistillConfig
+from recollect.errors import RecollectError
 from recollect.limits import MOST_SIZE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from recollect.data.images import Images
     from recollect.nets import Network, Params, Shape
 
 ENCODER = "convnet"  # makes query vectors of pictures
 Form = Literal["unit", "probabilities"]
 STAND_INS = 10  # continuous targets that stand for classes: in the budget, in an outer step, and in the file
+CONSTANT = 1e-9  # of the largest target: a deviation below it is rounding
 OLD_FORMS: dict[str, Form] = {"chances": "probabilities"}  # in files of 0.1
 
 
@@ -66,7 +69,7 @@ class Labels:
     size: int
     """classes"""
     shots, each, ways = 0, 1, None
-    unit = "class"
+    unit, has_classes = "class", True
 
     def fresh(self, seed: int, device: str) -> "Params":
         return {}
@@ -91,6 +94,7 @@ class Pictures:
     shots: int = 5
     ways: int | None = 5
     encoder: str = ENCODER
+    has_classes = False
 
     @property
     def each(self) -> int:
@@ -150,16 +154,16 @@ class Vectors:
 
     @property
     def has_classes(self) -> bool:
-        """Whether its file says what the vectors of its classes are."""
+        """Whether it can be asked with the names of classes: its file says what their vectors are."""
         return self.kind == "vectors"
 
     def fresh(self, seed: int, device: str) -> "Params":
         return {}
 
-    def vectors(self, params: "Params", labels: "Tensor", given: "Tensor") -> "Tensor":
-        """`given` are the vectors of training images [G, shots, d_y]."""
+    def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
+        """In the place of pictures are the vectors of training images [G, shots, d_y]."""
         if self.shots:
-            return given.flatten(0, 1)
+            return pictures.flatten(0, 1)
         assert self.table is not None
         return self.table.to(labels.device)[labels]
 
@@ -176,16 +180,14 @@ class Targets:
     std: tuple[float, ...]
     shots: int = STAND_INS
     """targets that an outer step samples"""
-    ways = None
-    unit = "target"
+    table: "Tensor | None" = field(default=None, compare=False, repr=False)
+    """[Q, d_y]: of targets that stand for the data, where they are at hand: in a run"""
+    each, ways = 1, None
+    unit, has_classes = "target", False
 
     @property
     def size(self) -> int:
         return len(self.mean) + 1
-
-    @property
-    def each(self) -> int:
-        return self.shots
 
     def prepare(self, targets: "Tensor") -> "Tensor":
         """As a network sees them: [N, targets] standardised."""
@@ -198,24 +200,64 @@ class Targets:
     def fresh(self, seed: int, device: str) -> "Params":
         return {}
 
-    def vectors(self, params: "Params", labels: "Tensor", given: "Tensor") -> "Tensor":
-        """`given` are standardised targets [..., targets]."""
+    def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
+        """In the place of pictures are standardised targets [..., targets]."""
         import torch
 
-        targets = given.reshape(-1, len(self.mean))
+        targets = pictures.reshape(-1, len(self.mean))
         return torch.cat([targets, torch.ones_like(targets[:, :1])], 1)
 
     def header(self) -> dict[str, Any]:
         return {"kind": "targets", "size": self.size, "mean": list(self.mean), "std": list(self.std)}
 
 
-QUERIES: dict[str, Callable[[DistillConfig, "Shape", int], Query]] = {
-    "labels": lambda config, shape, classes: Labels(classes),
-    "images": lambda config, shape, classes: Pictures(
-        shape, config.query.size, config.query.form, config.query.shots, config.budget.classes_per_step, ENCODER
-    ),
+def _pictures(config: DistillConfig, images: "Images") -> Pictures:
+    asking = config.query
+    return Pictures(images.shape, asking.size, asking.form, asking.shots, config.budget.classes_per_step, ENCODER)
+
+
+def _vectors(config: DistillConfig, images: "Images") -> Vectors:
+    """As the dataset has them; where they are of training images, the mean of a class's is the vector of the class."""
+    import torch
+
+    own, words = images.train.vectors, {"model": images.words.model} if images.words else {}
+    if images.vectors is not None:
+        return Vectors(images.vectors.shape[1], table=images.vectors, words=words)
+    if own is None:
+        raise RecollectError(
+            f"query vectors needs a vector of each class or training image, and {images.name} has none: give --vectors FILE "
+            "(vectors= in Python)"
+        )
+    means = torch.stack([own[images.train.labels == label].mean(0) for label in range(images.classes)])
+    return Vectors(own.shape[1], shots=config.query.shots, table=means, words=words)
+
+
+def targets_of(images: "Images", shots: int = STAND_INS) -> Targets:
+    """How a dataset's continuous targets are asked for; those that stand for the data lie at even ranks of the first target."""
+    targets = images.train.targets
+    if targets is None:
+        raise RecollectError(f"query targets needs continuous targets, and {images.name} has classes: give query labels")
+    import torch
+
+    exact = targets.double()
+    mean, std = exact.mean(0), exact.std(0, correction=0)
+    for name, deviation in zip(images.class_names, std.tolist(), strict=True):
+        if not math.isfinite(deviation):
+            raise RecollectError(f"target '{name}' of {images.name} has NaN or infinite values: remove these examples")
+        if deviation < CONSTANT * max(1e-30, float(exact.abs().max())):
+            raise RecollectError(f"target '{name}' of {images.name} is constant: leave it out, there is nothing to predict")
+    asked = Targets(tuple(mean.tolist()), tuple(std.tolist()), shots)
+    ranks = ((torch.arange(STAND_INS) + 0.5) / STAND_INS * len(targets)).long()
+    return replace(asked, table=asked.vectors({}, targets, asked.prepare(targets[targets[:, 0].argsort(stable=True)[ranks]])))
+
+
+QUERIES: dict[str, Callable[[DistillConfig, "Images"], Query]] = {
+    "labels": lambda config, images: Labels(images.classes),
+    "images": _pictures,
+    "vectors": _vectors,
+    "targets": lambda config, images: targets_of(images, config.budget.classes_per_step or STAND_INS),
 }
-"""name -> what makes it, for a config, an image shape and a number of classes"""
+"""name -> what makes it, for a config and a dataset"""
 
 
 Stated = Labels | Pictures | Vectors | Targets
@@ -247,7 +289,10 @@ def is_valid(header: object) -> bool:
         return False
     if not all(type(header.get(name)) is int and 0 < header[name] <= MOST_SIZE for name in numbers):
         return False
-    return header.get("kind") != "targets" or all(_are_numbers(header.get(name), header["size"] - 1) for name in ("mean", "std"))
+    if header.get("kind") != "targets":
+        return True
+    known = all(_are_numbers(header.get(name), header["size"] - 1) for name in ("mean", "std"))
+    return known and min(header["std"]) > 0
 
 
 def _can_say_words(words: object) -> bool:

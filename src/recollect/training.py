@@ -27,6 +27,7 @@ from recollect.seeds import Purpose, seeded
 MOST_ROWS = 2**20  # of the networks' orders that lie on the device at a time
 MOST_BYTES = 2**31  # of a pass over networks side by side
 MOST_REPORTS = 100  # of one network's progress
+FAR = 1e12  # a squared error, of standardised targets
 
 Part = tuple[Tensor, Tensor]
 """images as a network sees them, labels; on any device"""
@@ -213,6 +214,16 @@ class _Plan:
             torch.add(gradient, self.velocity, alpha=momentum, out=self.velocity)
             self.theta.add_(self.velocity, alpha=-lr)
         self.at.add_(size)
+
+
+@torch.no_grad()
+def squared_errors(network: Network, params: Params, images: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error of each target: [targets], float64. Outputs that are not finite count as far away."""
+    sums = torch.zeros(targets.shape[1], dtype=torch.float64, device=targets.device)
+    for batch, truth in zip(images.split(2048), targets.split(2048), strict=True):
+        away = (network.logits(params, batch) - truth).double().square()
+        sums += away.nan_to_num(FAR, posinf=FAR).clamp(max=FAR).sum(0)
+    return sums / len(targets)
 
 
 @torch.no_grad()

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate(Files):
-    """Train fresh networks on a memory, and report their accuracy beside random real images of the same floats."""
+    """Train fresh networks on a memory, and report their accuracy, or R2 and RMSE of continuous targets, beside random real
+    images of the same floats."""
 
     memory: Positional[Path]
     """a memory file, the folder of a run, or a name (recollect zoo)"""
     data: str | None = None
-    """dataset that the memory was made of, where its name is not enough: a folder, a .npz file, hf:owner/name"""
+    """dataset that the memory was made of, where its name is not enough: a folder, a .npz or .csv file, hf:owner/name"""
     networks: int = 20
     """number of fresh networks for each row of the table"""
     architectures: tuple[str, ...] = ()
@@ -44,7 +45,7 @@ class Evaluate(Files):
     full: int = 0
     """epochs of networks that are trained on all the data too; with 0 there are none"""
     record: bool = False
-    """write the accuracy into the memory file's header"""
+    """write the accuracy, or R2 and RMSE, into the memory file's header"""
     json: Path | None = None
     """file to write all values to; - writes them to standard output. Default: a file in evaluations/ beside the memory, or in
     runs/zoo/NAME for a memory of the zoo"""
@@ -62,8 +63,9 @@ class Evaluate(Files):
             )
         with terminal.loading(path):
             memory, images = self._loaded(path)
-        from recollect.evaluation import chosen_real, evaluate, full_data, keep, memory_recipe
+        from recollect.evaluation import chosen_real, evaluate, full_data, keep, mean_predictor, memory_recipe
         from recollect.nets import constructor
+        from recollect.queries import STAND_INS
 
         recipe = memory_recipe(memory)
         if self.epochs is not None:
@@ -78,7 +80,7 @@ class Evaluate(Files):
         recipes = [dataclasses.replace(recipe, network=name) for name in names]
 
         ranks = self._met(path, images, options | {"recipe": dataclasses.asdict(recipe), "architectures": names})
-        baselines = () if self.no_baselines else self.baselines
+        baselines, continuous = () if self.no_baselines else self.baselines, images.train.targets is not None
         rows_in_all = len(names) * (1 + len(baselines)) + (self.full > 0)
         rows: list[tuple[Any, str]] = []
 
@@ -89,8 +91,11 @@ class Evaluate(Files):
         for each in recipes:
             measure("memory", memory.floats, evaluate, memory, images, recipe=each)
         found, preprocess = [evaluation for evaluation, _ in rows], memory.preprocess(images)
+        if continuous and baselines:
+            rows.append((mean_predictor(images, self.on), f"{images.classes:,} numbers"))
         for how in baselines:
-            size = per_class * images.classes * images.train.images[0].numel()
+            count = per_class * (STAND_INS if continuous else images.classes)
+            size = count * images.train.images[0].numel()
             for each in recipes:
                 measure(f"{how} real images", size, chosen_real, images, how, per_class, preprocess, each)
         if self.full:
@@ -99,7 +104,8 @@ class Evaluate(Files):
         if ranks.rank:
             return 0
         if str(self.json) != "-":
-            terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set ({found[0].protocol})", rows)
+            metric = "R2 and RMSE" if continuous else "accuracy"
+            terminal.accuracy_table(f"{images.name}: {metric} on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
             write_to(
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}
@@ -150,16 +156,16 @@ def _is_of_run(memory: Path) -> bool:
 
 def _images_of(name: str, memory: Path, command: Evaluate):
     """A memory's dataset: as it is given, as the run beside the memory had it, or by the name in the memory's header."""
-    from recollect.data import NAMED
+    from recollect.data import BUNCHES, NAMED
     from recollect.runs import Run
 
     if command.data:
         return command.load(command.data)
     run = Run(memory.parent)
     known = run.settings["data"] if run.is_begun else {}
-    if "name" not in known and name.lower() not in ("digits", *NAMED):  # a file from anywhere may name any place
+    if "name" not in known and name.lower() not in ("digits", *NAMED, *BUNCHES):  # a file from anywhere may name any place
         raise RecollectError(f"{memory} was made of '{name}', which is no official dataset: say where it is (--data)")
     try:
-        return loaded({"name": name, **known}, root=command.root, size=command.size)
+        return loaded({"name": name, **known}, root=command.root, size=command.size, target=command.target, label=command.label)
     except RecollectError as error:
         raise RecollectError(f"{memory} was made of '{name}': {error}. Or say where it is (--data)") from None

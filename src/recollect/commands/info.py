@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from recollect.commands.inputs import memory_path, write_to
 from recollect.header import read_header
+from recollect.queries import Targets
 from recollect.show import terminal
 
 
@@ -29,19 +30,19 @@ class Info:
             return 0
         bases, addressing = tensors["bases"], tensors["addressing"]
         made, budget = dict(header.made), header.budget
-        numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder."))
+        numbers = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith("encoder.") or name == "vectors")
         config = made.pop("config", {})
         if isinstance(made.get("start"), dict):
             made["start"] = f"a memory of {made['start'].get('steps', '?')} steps"
         rows = [
             ("dataset", header.dataset),
-            ("classes", terminal.class_names(header.class_names)),
+            ("classes" if not isinstance(header.asked, Targets) else "targets", terminal.class_names(header.class_names)),
             ("image", "x".join(map(str, header.image_shape))),
             ("bases", f"{list(bases.shape)} {bases.dtype}"),
             ("addressing", f"{list(addressing.shape)} {addressing.dtype}, {header.addressing}"),
             ("recalls", f"{addressing.shape[0]} images a {header.asked.unit}"),
             *(
-                [("asked with", f"{terminal.listed(header.query)}; encoder of {numbers:,} numbers beside the budget")]
+                [("asked with", f"{terminal.listed(header.query)}; {numbers:,} numbers for queries beside the budget")]
                 if header.query
                 else []
             ),

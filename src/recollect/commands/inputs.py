@@ -25,9 +25,13 @@ class Files:
     """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
     size: int | None = None
     """resize the images of a folder to this many pixels on each side"""
+    target: tuple[str, ...] = ()
+    """column of a .csv to predict, or several: of numbers continuous targets, of words classes"""
+    label: str | None = None
+    """column of a .csv that has classes, be they words or numbers"""
 
     def load(self, name: str) -> "Images":
-        return loaded({"name": name}, root=self.root, size=self.size)
+        return loaded({"name": name}, root=self.root, size=self.size, target=list(self.target), label=self.label)
 
 
 @dataclass(frozen=True)
@@ -36,9 +40,11 @@ class Data(Files):
 
     data: Positional[str]
     """images to read: digits, mnist, fashion-mnist, cifar10, cifar100, svhn, tinyimagenet, a folder of class folders, a .npz
-    file, or hf:owner/name"""
+    file, or hf:owner/name; or vectors: diabetes, wine, breast-cancer, iris, a .npz or .csv file"""
     classes: tuple[str, ...] = ()
     """names of the classes to take, in this order. Default: all"""
+    vectors: Path | None = None
+    """.npz file with query vectors: names and vectors of the classes, or a vector of each training image"""
 
 
 def spec(data: Data) -> dict[str, Any]:
@@ -47,7 +53,9 @@ def spec(data: Data) -> dict[str, Any]:
     if Path(name).exists():
         name = str(Path(name).resolve())
     root = str(data.root.resolve()) if data.root else None
-    return {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
+    known = {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
+    more = {"target": list(data.target), "label": data.label, "vectors": data.vectors and str(data.vectors.resolve())}
+    return known | {name: value for name, value in more.items() if value}
 
 
 class _Spec(TypedDict):
@@ -55,6 +63,9 @@ class _Spec(TypedDict):
     root: str | None
     size: int | None
     classes: list[str] | None
+    target: list[str]
+    label: str
+    vectors: str
 
 
 def loaded(data: dict[str, Any], **instead: Any) -> "Images":
@@ -63,9 +74,10 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
     if not fits(data, _Spec) or "name" not in data:
         raise RecollectError(f"the run's config.json has data {f'{data!r:.100}'}: restore its name, root, size and classes")
-    known = {name: data.get(name) for name in ("root", "size", "classes")}
-    known |= {name: value for name, value in instead.items() if value is not None}
-    return load(data["name"], root=known["root"], size=known["size"], classes=known["classes"] or ())
+    known: dict[str, Any] = {name: data.get(name) for name in ("root", "size", "classes", "target", "label", "vectors")}
+    known |= {name: value for name, value in instead.items() if value not in (None, (), [])}
+    lists: dict[str, Any] = {name: known.pop(name) or () for name in ("classes", "target")}
+    return load(data["name"], **known, **lists)
 
 
 def memory_path(path: Path) -> Path:

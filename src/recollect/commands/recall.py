@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from recollect.commands.inputs import memory_path
+from recollect.errors import RecollectError
 from recollect.show import terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recollect.memory import Memory
 
 
 @dataclass(frozen=True)
@@ -21,16 +27,41 @@ class Recall:
     classes: tuple[str, ...] = ()
     """names of the classes to recall, in this order. Default: all"""
     words: tuple[str, ...] = ()
-    """names of classes to recall instead, also of ones that the memory never saw, where it was distilled with vectors of words
-    (recollect words)"""
-    format: Literal["npz", "png", "sheet", "pt"] = "npz"
-    """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors"""
+    """names to recall instead, also of classes that the memory never saw, where it was distilled with vectors of words (recollect
+    words)"""
+    targets: tuple[float, ...] = ()
+    """continuous targets to recall, in their own units; of several targets one row after another. Default: some that stand for
+    the data"""
+    format: Literal["npz", "png", "sheet", "pt", "csv"] = "npz"
+    """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors; csv: of
+    vectors, a row each"""
 
     def perform(self) -> int:
         from recollect.export import export
         from recollect.memory import Memory
 
         memory = Memory.load(memory_path(self.memory))
-        export(memory, list(self.classes) or None, self.out, self.format, self.words or None)
+        if sum(map(bool, (self.targets, self.classes, self.words))) > 1:
+            raise RecollectError("classes, words and targets cannot be recalled together: give one of them")
+        query = list(self.classes) or _rows(memory, self.targets)
+        export(memory, query, self.out, self.format, self.words or None)
         terminal.say(str(self.out))
         return 0
+
+
+def _rows(memory: "Memory", targets: tuple[float, ...]) -> "Tensor | None":
+    """Targets as rows of as many as the memory has."""
+    import torch
+
+    from recollect.queries import Targets
+
+    if not targets:
+        return None
+    if not isinstance(memory.asked, Targets):
+        raise RecollectError(f"{memory.name} is asked with a {memory.asked.unit}, not with targets: leave --targets out")
+    count = len(memory.class_names)
+    if len(targets) % count:
+        raise RecollectError(
+            f"{len(targets)} numbers are no rows of {count} targets ({', '.join(memory.class_names)}): give {count} each"
+        )
+    return torch.tensor(targets, dtype=torch.float64).view(-1, count)

@@ -12,11 +12,13 @@ from pathlib import Path
 import torch.nn.functional as F
 
 from recollect import limits
-from recollect.data import pictures, readers
+from recollect.data import pictures, readers, tables
+from recollect.data import vectors as given
 from recollect.data.images import Images, Parts, Split, make_images
+from recollect.data.tables import BUNCHES, from_dataset
 from recollect.errors import RecollectError, unknown
 
-__all__ = ["Images", "Split", "load"]
+__all__ = ["Images", "Split", "from_dataset", "load"]
 
 MOST_SIZE = 65536  # pixels on a side that images are resized to
 DEBIAN = Path("/usr/share/datasets")  # where Debian's packages put theirs, as dataset-fashion-mnist does
@@ -77,17 +79,28 @@ NAMED: dict[str, Named] = {
 
 
 def load(
-    name_or_path: str | Path, root: str | Path | None = None, size: int | None = None, seed: int = 0, classes: Sequence[str] = ()
+    name_or_path: str | Path,
+    root: str | Path | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    classes: Sequence[str] = (),
+    target: str | Sequence[str] = (),
+    label: str | None = None,
+    vectors: str | Path | None = None,
 ) -> Images:
     """Read a dataset.
 
     Arguments:
-        name_or_path: digits, mnist, fashion-mnist, cifar10, cifar100, svhn or tinyimagenet; a folder of class folders
-            of images; an .npz file; or `hf:owner/name`, a Hugging Face dataset.
+        name_or_path: digits, mnist, fashion-mnist, cifar10, cifar100, svhn or tinyimagenet; diabetes, wine, breast-cancer or iris
+            (vectors); a folder of class folders of images; an .npz file of images or vectors; a .csv file; or `hf:owner/name`, a
+            Hugging Face dataset.
         root: where the files of named datasets lie; $RECOLLECT_DATA, or else the user's cache folder.
         size: resize every image to size x size.
         seed: of the split, where the dataset does not bring its own validation or test images.
         classes: names of the only classes to take, in this order. Default: all.
+        target: the column of a .csv to predict: of numbers a continuous target (there may be several), of words classes.
+        label: the column of a .csv that has classes, be they words or numbers.
+        vectors: an .npz file with a query vector for each class, or for each training image.
 
     Returns:
         Images, with a stratified tenth of the training data held out for validation.
@@ -98,11 +111,20 @@ def load(
     """
     if size is not None and not 1 <= size <= MOST_SIZE:
         raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 to {MOST_SIZE:,}")
-    name, parts = _read(name_or_path, root, size)
+    columns = [target] if isinstance(target, str) else list(target)
+    if (columns or label) and Path(name_or_path).suffix.lower() != ".csv":
+        raise RecollectError(f"target {(*columns, label)[0]} is a column of a .csv, and {name_or_path} is none: leave it out")
+    name, parts = _read(name_or_path, root, size, columns, label)
+    beside = None if vectors is None else given.read(Path(os.path.expanduser(str(vectors))))
+    if beside:
+        parts = given.of_training_images(parts, beside)
+    if size is not None and parts.splits["train"].images.is_floating_point():
+        raise RecollectError(f"size {size} is for images, and {name} has vectors: leave it out")
     if size is not None:
         parts = replace(parts, splits={part: _resized(split, size) for part, split in parts.splits.items()})
     images = make_images(name, parts, seed)
-    return images.only(classes) if classes else images
+    images = images.only(classes) if classes else images
+    return given.attached(images, beside, vectors) if beside else images
 
 
 def data_root(root: str | Path | None = None) -> Path:
@@ -115,12 +137,16 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(os.path.expanduser(chosen))
 
 
-def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -> tuple[str, Parts]:
+def _read(
+    name_or_path: str | Path, root: str | Path | None, size: int | None, target: Sequence[str], label: str | None
+) -> tuple[str, Parts]:
     """The dataset's name, and what its reader found."""
     name = str(name_or_path)
     if isinstance(name_or_path, str):
         if name.lower() == "digits":
             return "digits", readers.digits()
+        if name.lower() in BUNCHES:
+            return name.lower(), tables.bunch(name.lower())
         if name.lower() in NAMED:
             layout, files = locate(name.lower(), data_root(root))
             return name.lower(), layout.read(files)
@@ -128,14 +154,17 @@ def _read(name_or_path: str | Path, root: str | Path | None, size: int | None) -
             return name, pictures.hugging_face(name.removeprefix("hf:"), size)
     place = os.path.expanduser(name)
     if not name or not os.path.exists(place):
-        if "/" in name or name.endswith(".npz"):
-            raise RecollectError(f"no such file or folder: {place}: check the path, or name one of: digits, {', '.join(NAMED)}")
-        raise unknown("dataset", name, ["digits", *NAMED], "A folder of class folders, an .npz file or hf:owner/name also work")
+        known = ["digits", *NAMED, *BUNCHES]
+        if "/" in name or name.endswith((".npz", ".csv")):
+            raise RecollectError(f"no such file or folder: {place}: check the path, or name one of: {', '.join(known)}")
+        raise unknown("dataset", name, known, "A folder of class folders, an .npz or .csv file or hf:owner/name also work")
     path = Path(place)
     if path.suffix == ".npz":
         return path.stem, readers.npz(path)
+    if path.suffix.lower() == ".csv":
+        return path.stem, tables.table(path, target, label)
     if not path.is_dir():
-        raise RecollectError(f"{path}: neither a folder nor an .npz file: give a folder of class folders, or an .npz file")
+        raise RecollectError(f"{path}: neither a folder nor an .npz or .csv file: give a folder of class folders, or such a file")
     for owner in _owners(path) or NAMED:  # the official files, wherever they lie
         for layout in NAMED[owner].layouts:
             files, lacking = layout.find(path)
@@ -175,4 +204,4 @@ def _resized(split: Split, size: int) -> Split:
     if len(split) == 0 or split.images.shape[2:] == (size, size):
         return split
     limits.check(f"{len(split):,} images of {size}x{size}", len(split) * split.images.shape[1] * size**2, split.images.nbytes)
-    return Split(F.interpolate(split.images, (size, size), mode="bilinear", antialias=True), split.labels)
+    return replace(split, images=F.interpolate(split.images, (size, size), mode="bilinear", antialias=True))

@@ -47,27 +47,41 @@ class Split:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all of it."""
-        return sha256(*(tensor.numpy().tobytes() for tensor in self._tensors if tensor is not None))
-
-    @property
-    def _tensors(self) -> tuple[Tensor | None, ...]:
-        return self.images, self.labels, self.targets, self.vectors
+        """SHA-256 of images, labels and targets."""
+        told = self.images, self.labels, *([] if self.targets is None else [self.targets])
+        return sha256(*(tensor.numpy().tobytes() for tensor in told))
 
     def __getitem__(self, index: Tensor) -> "Split":
-        return Split(*(None if tensor is None else tensor[index] for tensor in self._tensors))
+        targets, vectors = (None if tensor is None else tensor[index] for tensor in (self.targets, self.vectors))
+        return Split(self.images[index], self.labels[index], targets, vectors)
 
     def __add__(self, other: "Split") -> "Split":
-        pairs = list(zip(self._tensors, other._tensors, strict=True))
-        if any((ours is None) != (theirs is None) for ours, theirs in pairs):
-            raise RecollectError("one of two splits has targets or query vectors, and the other has none: give both or neither")
-        return Split(*(None if ours is None else torch.cat([ours, theirs]) for ours, theirs in pairs))
+        return Split(
+            torch.cat([self.images, other.images]),
+            torch.cat([self.labels, other.labels]),
+            _joined(self.targets, other.targets),
+            _joined(self.vectors, other.vectors),
+        )
+
+
+def _joined(ours: Tensor | None, theirs: Tensor | None) -> Tensor | None:
+    if (ours is None) != (theirs is None):
+        raise RecollectError("one of two splits has targets or query vectors, and the other has none: give both or neither")
+    return None if ours is None or theirs is None else torch.cat([ours, theirs])
 
 
 def from_numpy(images: np.ndarray, labels: ArrayLike) -> Split:
-    """A Split of uint8 [N, C, H, W] and whole numbers [N]; images are copied only where torch cannot take them."""
-    writable = np.require(images, requirements=("C", "W"))
-    return Split(torch.from_numpy(writable), torch.from_numpy(np.array(labels, np.int64)))
+    """A Split of uint8 [N, C, H, W], or of floats: those too, or vectors [N, d]. Whole numbers [N] are labels, floats [N] or
+    [N, targets] are continuous targets. Images are copied only where torch cannot take them."""
+    if images.ndim == 2:
+        images = images[:, :, None, None].astype(np.float32)
+    elif images.dtype != np.uint8 and images.dtype.kind in "fiu":
+        images = images.astype(np.float32)
+    pixels, truth = torch.from_numpy(np.require(images, requirements=("C", "W"))), np.array(labels)
+    if truth.dtype.kind != "f":
+        return Split(pixels, torch.from_numpy(truth.astype(np.int64).reshape(-1)))
+    targets = torch.from_numpy(truth.astype(np.float32).reshape(len(truth), -1))
+    return Split(pixels, torch.zeros(len(truth), dtype=torch.int64), targets)
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,10 @@ def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]
 def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     """Check what a reader read; name the classes and hold images out where the dataset does not do so itself."""
     train, validation, test = parts.splits["train"], parts.splits.get("validation"), parts.splits.get("test")
+    is_vectors = train.images.is_floating_point() and train.images.shape[2:] == (1, 1)
+    columns = parts.columns or (tuple(map(str, range(train.images.shape[1]))) if is_vectors else ())
+    if train.targets is not None:
+        parts = replace(parts, class_names=parts.class_names or _numbered("target", train.targets.shape[1]))
     highest = int(train.labels.max()) if len(train) else 0
     if not parts.class_names and highest >= max(len(train), 1):  # some class has no image; 2**40 names would fill the memory
         raise RecollectError(f"{name}: label {highest} is out of range for {len(train)} images: number the classes from 0")
@@ -174,7 +192,13 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
         _check(f"{name} ({part})", split, train.images.shape[1:], len(class_names))
     if twice := [each for each, count in Counter(class_names).items() if count > 1]:
         raise RecollectError(f"{name}: two classes are named '{twice[0]}': give each class a name of its own")
-    if lacking := (train.labels.bincount(minlength=len(class_names)) == 0).nonzero().flatten().tolist():
+    if is_vectors and len(columns) != train.images.shape[1]:
+        raise RecollectError(
+            f"{name}: {len(columns)} names for vectors of {train.images.shape[1]} numbers: give each one of its own"
+        )
+    if train.targets is None and (
+        lacking := (train.labels.bincount(minlength=len(class_names)) == 0).nonzero().flatten().tolist()
+    ):
         remedy = "add some, or leave the class out of the dataset"
         raise RecollectError(f"{name}: class '{class_names[lacking[0]]}' has no training images: {remedy}")
     if test is None:
@@ -186,7 +210,11 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     if not (len(validation) and len(test)):
         remedy = "give at least 3 images of each class"
         raise RecollectError(f"{name}: too few images to hold some out for validation and test: {remedy}")
-    return Images(name, train, validation, test, class_names, parts.superclasses)
+    return Images(name, train, validation, test, class_names, parts.superclasses, columns)
+
+
+def _numbered(word: str, count: int) -> tuple[str, ...]:
+    return (word,) if count == 1 else tuple(f"{word} {number}" for number in range(count))
 
 
 def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
@@ -194,12 +222,24 @@ def _check(what: str, split: Split, shape: torch.Size, classes: int) -> None:
         raise RecollectError(f"{what}: {len(split.images)} images but {len(split.labels)} labels: one label per image")
     if len(split) == 0:
         raise RecollectError(f"{what}: no images: add some, or leave this part out")
-    if split.images.dtype != torch.uint8 or split.images.ndim != 4:
+    if split.images.dtype not in (torch.uint8, torch.float32) or split.images.ndim != 4:
         raise RecollectError(f"{what}: images are {split.images.dtype} {list(split.images.shape)}, not uint8 [N, C, H, W]")
+    if split.images.is_floating_point() and not split.images.isfinite().all():
+        raise RecollectError(f"{what}: has NaN or infinite values: remove these examples")
     own = split.images.shape[1:]
     if own != shape:
         remedy = "give a size to resize to (--size)" if own[0] == shape[0] else "make all grey or all RGB"
         raise RecollectError(f"{what}: images of {list(own)} beside training images of {list(shape)}: {remedy}")
+    if split.targets is not None:
+        _check_targets(what, split.targets, classes)
+        return
     low, high = int(split.labels.min()), int(split.labels.max())
     if low < 0 or high >= classes:
         raise RecollectError(f"{what}: label {low if low < 0 else high} is out of range for {classes} classes (0..{classes - 1})")
+
+
+def _check_targets(what: str, targets: Tensor, names: int) -> None:
+    if targets.ndim != 2 or targets.shape[1] != names:
+        raise RecollectError(f"{what}: targets are {list(targets.shape)} for {names} names: give [N, {names}]")
+    if bad := (~targets.isfinite().all(1)).nonzero().flatten().tolist():
+        raise RecollectError(f"{what}: the target of example {bad[0] + 1} is NaN or infinite: remove it")

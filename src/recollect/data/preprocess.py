@@ -22,6 +22,7 @@ from torch import Tensor
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
 
+SMALLEST = 1e-7  # of the largest float of a channel: a deviation below it is rounding
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
 _first_use = threading.Lock()  # torch loads its solvers at the first call, and fails where two threads make it
 MOST_PREPARED = 8192  # images that are turned from pixels to floats at a time on a GPU
@@ -67,10 +68,14 @@ class Preprocess:
     """of each channel"""
     zca: Zca | None = None
     """whitening on top of it"""
+    columns: tuple[str, ...] = ()
+    """names of the channels, where these are the numbers of a vector"""
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """uint8 [N, C, H, W] -> float32 [N, C, H, W]"""
-        images = (pixels.float() / 255 - self._channels(self.mean, pixels)) / self._channels(self.std, pixels)
+        """uint8 [N, C, H, W], or floats as they are, -> float32 [N, C, H, W]"""
+        images = (
+            (pixels if pixels.is_floating_point() else pixels.float() / 255) - self._channels(self.mean, pixels)
+        ) / self._channels(self.std, pixels)
         if self.zca is None:
             return images
         zca = self.zca.to(images.device)
@@ -95,7 +100,7 @@ class Preprocess:
         return images
 
     def undo(self, images: Tensor) -> Tensor:
-        """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside)."""
+        """What a network sees -> float pixels, 0..1 for a real image (a recalled one may lie outside); floats as they were."""
         if self.zca is not None:
             zca = self.zca.to(images.device)
             whole, singular = torch.linalg.solve_ex(zca.matrix.double(), images.flatten(1).double().T)
@@ -116,29 +121,28 @@ class Preprocess:
         return len(self.mean) == shape[0] and (self.zca is None or len(self.zca.mean) == math.prod(shape))
 
     @staticmethod
-    def fit(pixels: Tensor, kind: str = "normalise", device: "torch.device | str" = "cpu") -> "Preprocess":
+    def fit(
+        pixels: Tensor, kind: str = "normalise", device: "torch.device | str" = "cpu", columns: tuple[str, ...] = ()
+    ) -> "Preprocess":
         """From training images.
 
         Arguments:
-            pixels: uint8 [N, C, H, W].
+            pixels: uint8 [N, C, H, W], or floats.
             kind: "normalise", or "zca" for whitening on top of it.
             device: where a whitening is fitted; a GPU is faster.
+            columns: names of the channels, where these are the numbers of a vector.
         """
         if kind not in ("normalise", "zca"):
             raise unknown("preprocessing", kind, ["normalise", "zca"])
-        by_channel = pixels.transpose(0, 1).flatten(1)
-        counts = torch.stack([torch.bincount(channel.int(), minlength=256) for channel in by_channel]).double()
-        levels = torch.arange(256, dtype=torch.float64) / 255
-        mean = counts @ levels / counts.sum(1)
-        std = ((counts * (levels - mean[:, None]) ** 2).sum(1) / counts.sum(1)).sqrt()
-        std[(counts > 0).sum(1) == 1] = 1.0  # a channel without contrast carries nothing to scale
-        plain = Preprocess(tuple(mean.tolist()), tuple(std.tolist()))
-        return plain if kind == "normalise" else Preprocess(plain.mean, plain.std, _fit_zca(plain, pixels, device))
+        mean, std = (_of_floats if pixels.is_floating_point() else _of_pixels)(pixels.transpose(0, 1).flatten(1))
+        plain = Preprocess(tuple(mean.tolist()), tuple(std.tolist()), columns=columns)
+        return plain if kind == "normalise" else replace(plain, zca=_fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
-        """As a memory's header has it: mean, std, and the whitening's file."""
+        """As a memory's header has it: mean, std, and the whitening's file; of vectors the names of their numbers too."""
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
-        return {"mean": list(self.mean), "std": list(self.std), "zca": zca}
+        columns = {"columns": list(self.columns)} if self.columns else {}
+        return {"mean": list(self.mean), "std": list(self.std), "zca": zca} | columns
 
     def save_sidecar(self, folder: Path) -> None:
         """Put the ZCA file where a memory in `folder` looks for it (nothing to do without ZCA)."""
@@ -157,13 +161,34 @@ class Preprocess:
         try:
             mean, std = tuple(map(float, header["mean"])), tuple(map(float, header["std"]))
             name = None if header["zca"] is None else str(header["zca"]["file"])
+            columns = tuple(map(str, header.get("columns", ())))
             if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
+                raise ValueError
+            if columns and len(columns) != len(mean):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RecollectError(f"preprocessing {f'{header!r:.300}'} is damaged: mean, std and zca are expected") from None
         if name is not None and pixels is not None and not os.path.isfile(folder / name):
-            return _again(Preprocess(mean, std), pixels, name)
-        return Preprocess(mean, std, None if name is None else _load_zca(folder, name))
+            return _again(Preprocess(mean, std, columns=columns), pixels, name)
+        return Preprocess(mean, std, None if name is None else _load_zca(folder, name), columns)
+
+
+def _of_pixels(by_channel: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of uint8 [C, N] as 0..1; a channel without contrast carries nothing to scale."""
+    counts = torch.stack([torch.bincount(channel.int(), minlength=256) for channel in by_channel]).double()
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    mean = counts @ levels / counts.sum(1)
+    std = ((counts * (levels - mean[:, None]) ** 2).sum(1) / counts.sum(1)).sqrt()
+    std[(counts > 0).sum(1) == 1] = 1.0
+    return mean, std
+
+
+def _of_floats(by_channel: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of floats as they are."""
+    exact = by_channel.double()
+    mean, std = exact.mean(1), exact.std(1, correction=0)
+    std[std <= SMALLEST * exact.abs().amax(1)] = 1.0
+    return mean, std
 
 
 def _again(stated: Preprocess, pixels: Tensor, name: str) -> Preprocess:
@@ -173,7 +198,7 @@ def _again(stated: Preprocess, pixels: Tensor, name: str) -> Preprocess:
         what = f"these training images are not those it was fitted to (mean {found.mean}, not {stated.mean})"
         raise RecollectError(f"the whitening file {name} is not at hand, and {what}: give the memory's own dataset")
     warnings.warn(f"the whitening file {name} is not at hand: fitted again from the training images", stacklevel=3)
-    return Preprocess.fit(pixels, "zca", "cuda" if torch.cuda.is_available() else "cpu")
+    return Preprocess.fit(pixels, "zca", "cuda" if torch.cuda.is_available() else "cpu", stated.columns)
 
 
 def _fit_zca(plain: Preprocess, pixels: Tensor, device: "torch.device | str") -> Zca:

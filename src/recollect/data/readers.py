@@ -186,11 +186,13 @@ NPZ_KEYS: tuple[dict[str, tuple[str, str]], ...] = (
     {"train": ("x_train", "y_train"), "validation": ("x_val", "y_val"), "test": ("x_test", "y_test")},
     {p: (f"{k}_images", f"{k}_labels") for p, k in (("train", "train"), ("validation", "val"), ("test", "test"))},
     {"train": ("images", "labels")},
+    {"train": ("X", "y")},
 )
 
 
 def npz(path: Path) -> Parts:
-    """Arrays of images and labels, under the keys of Keras, of MedMNIST, or plain images and labels."""
+    """Arrays of images or vectors, with labels or continuous targets, under the keys of Keras, of MedMNIST, plain images and
+    labels, or X and y."""
     with (
         parsing(f"{path}: not a readable .npz of plain arrays", "write it anew with numpy.savez"),
         zipfile.ZipFile(io.BytesIO(raw := content(path))) as archive,
@@ -198,7 +200,8 @@ def npz(path: Path) -> Parts:
         names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
         keys = next((style for style in NPZ_KEYS if style["train"][0] in names), None)
         if keys is None:
-            remedy = "name the arrays x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels"
+            styles = "x_train, y_train, x_test, y_test, or train_images, train_labels, ..., or images and labels, or X and y"
+            remedy = f"name the arrays {styles}"
             raise RecollectError(f"{path}: no images in it (it has {', '.join(names)[:200] or 'nothing'}): {remedy}")
         read = [name for name in (*itertools.chain(*keys.values()), "class_names") if name in names]
         arrays = {name: npy(f"{path}: '{name}'", archive, name, len(raw)) for name in read}
@@ -234,7 +237,9 @@ def npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
 
 
 def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
-    """uint8 [N, C, H, W] from NHW, NHWC or NCHW; floats of 0..1 stretched to 0..255."""
+    """uint8 [N, C, H, W] from NHW, NHWC or NCHW; floats of 0..1 stretched to 0..255. Vectors [N, d] as they are."""
+    if images.ndim == 2 and images.dtype.kind in "biuf":
+        return images
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3):
@@ -255,6 +260,8 @@ def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
 def _npz_labels(what: str, labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
+    if labels.dtype.kind == "f" and labels.ndim in (1, 2):
+        return labels
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise RecollectError(f"{what} is {labels.dtype} {list(labels.shape)}: make it one whole number per image, [N]")
     return labels

@@ -23,7 +23,7 @@ __all__ = ["FIGURES", "MOST_LETTERS", "draw", "kind_of", "mosaic", "recalled_by_
 FIGURES: dict[str, tuple[str, Callable[[list[Source], Query], Figure]]] = {
     "memory": ("has_labels", lambda sources, _: memory_figure(_memory(sources))),
     "bases": ("memory", lambda sources, _: bases(_memory(sources))),
-    "recalled": ("has_labels", lambda sources, query: recalled(_memory(sources), query)),
+    "recalled": ("has_recall", lambda sources, query: recalled(_memory(sources), query)),
     "similarity": ("has_labels", lambda sources, query: similarity(_memory(sources), query)),
     "curves": ("metrics", lambda sources, _: curves(_by_name(sources))),
     "number-of-bases": ("points", lambda sources, _: number_of_bases(_ours(sources))),
@@ -36,6 +36,7 @@ FIGURES: dict[str, tuple[str, Callable[[list[Source], Query], Figure]]] = {
 """name -> the part of a source that it needs, and what draws it from sources and the classes asked for"""
 PARTS = {
     "has_labels": "the memory must be asked with the names of classes",
+    "has_recall": "the memory must be asked with the names of classes, or with continuous targets",
     "memory": "a memory is needed",
     "metrics": "the folder of a run that has begun is needed",
     "points": "no accuracy was measured yet (recollect evaluate)",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recollect.errors import RecollectError
 from recollect.memory import Memory, Query, recall
+from recollect.queries import Targets
 from recollect.show.heat import draw_similarity
 from recollect.show.style import COLUMN, PAGE, bare, short, styled
 
@@ -39,7 +40,9 @@ def wide_columns(count: int) -> int:
 def describe_bases(memory: Memory) -> str:
     count = len(memory.bases)
     number = f"{count:,}" if count <= MOST_BASES else f"the first {MOST_BASES:,} of {count:,}"
-    return f"{number} base{'s' if count > 1 else ''} of {memory.bases.shape[2]}x{memory.bases.shape[3]}"
+    channels, height, width = memory.bases.shape[1:]
+    size = f"{channels} numbers" if (height, width) == (1, 1) else f"{height}x{width}"
+    return f"{number} base{'s' if count > 1 else ''} of {size}"
 
 
 @styled
@@ -48,19 +51,19 @@ def recalled(memory: Memory, query: Query = None) -> Figure:
 
     A class is a row, or a column where that makes the better page.
     """
-    labels = memory.labels(query).tolist()[: MOST_CLASSES if query is None else None]
-    images, many = recalled_by_class(memory, labels)
-    names = [short(memory.class_names[label]) for label in labels]
-    wide = many * 2 < len(labels)
+    chosen, names = named(memory, query, MOST_CLASSES if query is None else None)
+    images, many = recalled_by_class(memory, chosen)
+    names = [short(name) for name in names]
+    wide = many * 2 < len(names)
     if wide:
-        images = images.view(len(labels), many, *images.shape[1:]).transpose(0, 1).flatten(0, 1)
-    across, down = (len(labels), many) if wide else (many, len(labels))
+        images = images.view(len(names), many, *images.shape[1:]).transpose(0, 1).flatten(0, 1)
+    across, down = (len(names), many) if wide else (many, len(names))
     picture = mosaic(images, across)
     longest = max(map(len, names))
     words = 0.12 if wide and longest <= 2 else 0.058 * longest + 0.1
     figure = Figure((CELL * across + 0.15 + (0 if wide else words), CELL * down + 0.3 + (words if wide else 0)))
     axes = figure.subplots()
-    _show(axes, picture, _title(memory, labels) if query is None else "recalled")
+    _show(axes, picture, _title(memory, names) if query is None else "recalled")
     _name(axes.xaxis if wide else axes.yaxis, picture.shape[1] if wide else len(picture), names)
     return figure
 
@@ -81,7 +84,7 @@ def memory_figure(memory: Memory) -> Figure:
     figure.suptitle(f"{name}: {memory.floats:,} numbers, {len(memory.bases)} bases, {count:,} recalled images")
     first, second, third = figure.subplots(1, 3, width_ratios=widths)
     _show(first, left, "bases" if len(memory.bases) <= MOST_BASES else f"bases, {MOST_BASES} of {len(memory.bases):,}")
-    _show(second, middle, _title(memory, labels))
+    _show(second, middle, _title(memory, names))
     _name(second.yaxis, len(middle), names)
     draw_similarity(figure, third, memory, labels, "similarity of classes", height)
     if max(map(len, names)) > 2:  # the rows are named, and below there is no room
@@ -89,9 +92,11 @@ def memory_figure(memory: Memory) -> Figure:
     return figure
 
 
-def _title(memory: Memory, labels: list[int]) -> str:
+def _title(memory: Memory, names: list[str]) -> str:
     every = len(memory.class_names)
-    return "recalled" if len(labels) == every else f"recalled, {len(labels)} of {every} classes"
+    if isinstance(memory.asked, Targets) or len(names) == every:
+        return "recalled"
+    return f"recalled, {len(names)} of {every} classes"
 
 
 def _show(axes, picture: np.ndarray, title: str) -> None:
@@ -106,16 +111,27 @@ def _name(axis, length: int, names: list[str]) -> None:
     axis.set_ticks([side * (place + 0.5) - 1 for place in range(len(names))], names, rotation=90 if long else 0)
 
 
-def recalled_by_class(memory: Memory, labels: list[int], most: int = MOST_RECALLED) -> tuple[Tensor, int]:
-    """A few recalled images of each class as uint8 pictures, class after class; and how many a class."""
+def named(memory: Memory, query: Query = None, most: int | None = None) -> tuple[Query, list[str]]:
+    """A query, or what stands for all, one by one: labels with the names of classes, or continuous targets in their own units."""
+    if isinstance(memory.asked, Targets):
+        targets = memory.asked.undo(memory.queries(query)[:most, :-1])
+        return targets, [", ".join(f"{value:.3g}" for value in row) for row in targets.tolist()]
+    labels = memory.labels(query).tolist()[:most]
+    return labels, [memory.class_names[label] for label in labels]
+
+
+def recalled_by_class(memory: Memory, query: Query, most: int = MOST_RECALLED) -> tuple[Tensor, int]:
+    """A few recalled images of each class, or target, as uint8 pictures, one after another; and how many of each."""
     columns = min(len(memory.addressing), most)
     some = memory.addressing[:columns].float()
-    images = recall(memory.bases.float(), some, memory.queries(labels), memory.image_shape[1:])
+    images = recall(memory.bases.float(), some, memory.queries(query), memory.image_shape[1:])
     return stretched(memory.preprocess().undo(images)), columns
 
 
 def stretched(images: Tensor) -> Tensor:
-    """[N, C, H, W] as uint8 pictures, each from black to white over its own range."""
+    """[N, C, H, W] as uint8 pictures, each from black to white over its own range; a vector becomes a row of pixels."""
+    if images.shape[1] > 1 and images.shape[2:] == (1, 1):
+        images = images.permute(0, 2, 3, 1)
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     return to_pixels((images - low) / (high - low).clamp_min(1e-12))
 

@@ -22,7 +22,7 @@ from recollect.config import DistillConfig, to_json
 from recollect.errors import RecollectError
 from recollect.files import read_json, write_atomically
 from recollect.memory import Memory
-from recollect.queries import Labels, Pictures
+from recollect.queries import Pictures, Targets
 from recollect.runs import Run
 from recollect.show import charts, heat, pictures, style
 from recollect.show.sources import OURS, Measured, is_number, metrics, of_memory
@@ -140,11 +140,17 @@ def _shrunk(images: Tensor) -> Tensor:
 def _sentence(memory: Memory) -> str:
     count, matrices, classes = len(memory.bases), len(memory.addressing), len(memory.class_names)
     parts = f"{_number(count, 'base')} and {_number(matrices, 'addressing matri', 'x', 'ces')}"
-    if not isinstance(memory.asked, Labels):
-        return f"{parts}, asked with pictures."
+    if not memory.asked.has_classes:
+        return f"{parts}, asked with {_asked(memory)}."
     shape = "x".join(map(str, memory.image_shape[1:]))
     each = f"{matrices:,} for each of {_number(classes, 'class', '', 'es')}"
     return f"{parts} recall {_number(matrices * classes, 'image')} of {shape}: {each}."
+
+
+def _asked(memory: Memory) -> str:
+    if isinstance(memory.asked, Targets):
+        return f"continuous targets ({', '.join(memory.class_names)})"
+    return "pictures" if isinstance(memory.asked, Pictures) else "vectors"
 
 
 def _number(count: int, word: str, one: str = "", many: str = "s") -> str:
@@ -155,9 +161,9 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
     best = next((point for point in points if point.name == OURS), None)
     seconds, allowed = sum(_seconds(lines)), memory.header.budget.get("numbers")
     tiles = [
-        (f"{best.mean:.1f} ± {best.deviation:.1f}", f"% {best.on} accuracy, {_number(best.n, 'network')}")
+        (best.score, f"{'R2 on' if best.rmse else '%'} {best.on}{'' if best.rmse else ' accuracy'}, {_number(best.n, 'network')}")
         if best
-        else ("–", "accuracy not measured yet" if isinstance(memory.asked, Labels) else "asked with pictures"),
+        else ("–", "accuracy not measured yet" if memory.asked.has_classes else f"asked with {_asked(memory)}"),
         (f"{memory.floats:,}", f"numbers of {allowed:,} allowed" if is_number(allowed) else "numbers"),
         (_bytes(memory.nbytes), f"as {str(memory.bases.dtype).removeprefix('torch.')}"),
         (lasting(seconds) if seconds else "–", "to distil"),
@@ -166,18 +172,25 @@ def _tiles(memory: Memory, points: list[Measured], lines: list[dict[str, Any]]) 
 
 
 def _accuracy(memory: Memory, points: list[Measured]) -> list[Html]:
-    memory.labels()  # of a memory that is asked with anything else, an accuracy depends on that
+    if not isinstance(memory.asked, Targets):
+        memory.labels()  # of a memory that is asked with anything else, an accuracy depends on that
     if not points:
         return [_note("Not measured yet. In this folder: ", tag("code", "recollect evaluate ."))]
-    rows = [(p.name, _bar(p), p.size or "–", p.network, str(p.n)) for p in points]
+    rows = [(p.name, _bar(p), *_error(p), p.size or "–", p.network, str(p.n)) for p in points]
     splits = " and ".join(sorted({point.on for point in points}))
     note = f"Mean ± standard deviation over fresh networks, on the {splits} split; memory: {points[0].protocol or 'not told'}."
-    return [_table(rows, ("trained on", "accuracy, %", "size", "network", "n"), "wide"), _note(note)]
+    measured = ("R2", "RMSE") if points[0].rmse else ("accuracy, %",)
+    return [_table(rows, ("trained on", *measured, "size", "network", "n"), "wide"), _note(note)]
 
 
 def _bar(point: Measured) -> Html:
-    length = tag("span", tag("i", style=f"width:{min(max(point.mean, 0), 100):.1f}%"), class_="bar")
-    return Html(tag("b", f"{point.mean:.1f} ± {point.deviation:.1f}") + length)
+    percent = 100 * point.mean if point.rmse else point.mean
+    length = tag("span", tag("i", style=f"width:{min(max(percent, 0), 100):.1f}%"), class_="bar")
+    return Html(tag("b", point.score) + length)
+
+
+def _error(point: Measured) -> list[str]:
+    return [f"{point.rmse[0]:.4g} ± {point.rmse[1]:.2g}"] if point.rmse else []
 
 
 def _training(lines: list[dict[str, Any]]) -> list[Html]:
@@ -196,17 +209,16 @@ def _bases(memory: Memory) -> list[Html]:
 
 
 def _recalled(memory: Memory) -> list[Html]:
-    labels = memory.labels().tolist()[:MOST_CLASSES]
-    most = max(1, min(pictures.MOST_RECALLED, MOST_PICTURES // len(labels)))
-    images, columns = pictures.recalled_by_class(memory, labels, most)
+    chosen, names = pictures.named(memory, most=MOST_CLASSES)
+    most = max(1, min(pictures.MOST_RECALLED, MOST_PICTURES // len(names)))
+    images, columns = pictures.recalled_by_class(memory, chosen, most)
     cards = []
-    for label, some in zip(labels, _shrunk(images).split(columns), strict=True):
-        name = memory.class_names[label]
+    for name, some in zip(names, _shrunk(images).split(columns), strict=True):
         shown = _pixels(some, columns, f"recalled images of {name}", 60 if columns <= 3 else 44)
         cards.append(tag("figure", shown, tag("figcaption", name)))
-    note = f"{columns} of {len(memory.addressing):,} recalled images of each class, as pixels again"
-    if len(labels) < len(memory.class_names):
-        note += f"; the first {len(labels)} of {len(memory.class_names):,} classes"
+    note = f"{columns} of {len(memory.addressing):,} recalled images of each {memory.asked.unit}, as pixels again"
+    if memory.asked.has_classes and len(names) < len(memory.class_names):
+        note += f"; the first {len(names)} of {len(memory.class_names):,} classes"
     return [tag("div", *cards, class_="cards"), _note(f"{note}. Each is stretched from black to white.")]
 
 
@@ -223,6 +235,11 @@ def _use(memory: Memory, run: Run) -> list[Html]:
         lines = ["from pathlib import Path", "", *lines]
         lines += [f'groups = {{name: list(Path(name).iterdir()) for name in ("these", "those")}}  # folders, {shots} or more']
         lines += ["classifier = recollect.ask(memory, groups).train()", 'print(classifier.classify("picture.png"))']
+    elif isinstance(memory.asked, Targets):
+        some = [[round(mean, 2) for mean in memory.asked.mean]]
+        lines += ["images, targets = memory.recall()  # a training set; targets are standardised"]
+        lines += [f"images, targets = memory.recall({some!r})  # of any targets, a row each: {', '.join(memory.class_names)}"]
+        lines += ["preprocess, undo = memory.preprocess(), memory.asked.undo  # for real images, and for a network's outputs"]
     else:
         some = list(memory.class_names[:2])
         query = some if max(map(len, some)) <= 40 else list(range(len(some)))

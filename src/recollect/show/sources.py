@@ -17,7 +17,7 @@ from recollect.errors import RecollectError
 from recollect.evaluation import FOLDER, Evaluation, kept
 from recollect.files import read_json
 from recollect.header import read_header
-from recollect.queries import Labels
+from recollect.queries import Targets
 from recollect.runs import Run
 from recollect.selection import FILE, Selection
 
@@ -44,6 +44,13 @@ class Measured:
     size: str = ""
     protocol: str = ""
     seconds: float | None = None
+    rmse: tuple[float, float] | None = None
+    """mean and deviation, of continuous targets; the mean is their R2 then, and no accuracy"""
+
+    @property
+    def score(self) -> str:
+        """In words: R2 with three digits, or percent."""
+        return f"{self.mean:.3f} ± {self.deviation:.3f}" if self.rmse else f"{self.mean:.1f} ± {self.deviation:.1f}"
 
     @property
     def budget(self) -> str:
@@ -85,7 +92,12 @@ class Source:
     @cached_property
     def has_labels(self) -> bool:
         """Whether it is a memory that is asked with the names of classes."""
-        return self.memory is not None and isinstance(read_header(self.memory)[0].asked, Labels)
+        return self.memory is not None and read_header(self.memory)[0].asked.has_classes
+
+    @cached_property
+    def has_recall(self) -> bool:
+        """Whether it is a memory that says itself what there is to recall: classes, or targets that stand for the data."""
+        return self.has_labels or (self.memory is not None and isinstance(read_header(self.memory)[0].asked, Targets))
 
 
 def read(path: Path) -> Source:
@@ -198,10 +210,12 @@ def _measured(row: dict[str, Any], dataset: str, config: dict[str, Any], where: 
     if not (is_number(mean) and is_number(deviation) and is_number(n)):
         raise ValueError(mean, deviation, n)
     words = {key: str(row.get(key, "")) for key in ("network", "on", "size", "protocol")}
-    time = float(seconds) if is_number(seconds) else None
+    time, (rmse, spread) = float(seconds) if is_number(seconds) else None, (row.get("rmse"), row.get("rmse_deviation", 0.0))
+    error = (float(rmse), float(spread)) if is_number(rmse) and is_number(spread) else None
     return Measured(
-        str(name or ""), dataset, dict(config), mean=mean, deviation=deviation, n=int(n), where=where, seconds=time, **words
-    )
+        str(name or ""), dataset, dict(config), mean=mean, deviation=deviation, n=int(n), where=where, seconds=time, rmse=error,
+        **words,
+    )  # fmt: skip
 
 
 def _checked(path: Path) -> AbstractContextManager[None]:

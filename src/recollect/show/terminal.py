@@ -140,8 +140,17 @@ def lasting(seconds: float) -> str:
 
 def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None:
     """Evaluations with a word on their size, as one table on stdout."""
-    cells = [(e.name, size, e.network, f"{e.mean:.1f} ± {e.deviation:.1f}", str(len(e.values))) for e, size in rows]
-    say(title, table(("trained on", "size", "network", "accuracy, %", "n"), cells, left=("trained on", "network")))
+    measured = ("R2", "RMSE") if rows and rows[0][0].errors else ("accuracy, %",)
+    cells = [(e.name, size, e.network, *scores(e), str(len(e.values))) for e, size in rows]
+    say(title, table(("trained on", "size", "network", *measured, "n"), cells, left=("trained on", "network")))
+
+
+def scores(found: "Evaluation") -> tuple[str, ...]:
+    """Accuracy in percent; or R2, and RMSE to four digits."""
+    if not found.errors:
+        return (f"{found.mean:.1f} ± {found.deviation:.1f}",)
+    mean, deviation = found.rmse
+    return f"{found.mean:.3f} ± {found.deviation:.3f}", f"{mean:.4g} ± {deviation:.2g}"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> Table:

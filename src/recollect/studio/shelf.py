@@ -25,7 +25,7 @@ from recollect.evaluation import memory_recipe
 from recollect.export import npz
 from recollect.memory import Classes, Memory
 from recollect.memory import recall as recall_images
-from recollect.queries import Labels
+from recollect.queries import Pictures
 from recollect.show.pictures import png, to_pixels
 from recollect.show.sources import OURS, Measured, of_memory
 
@@ -97,14 +97,14 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         memory, header, recipe = self.memory, self.memory.header, memory_recipe(self.memory)
-        has_classes = isinstance(memory.asked, Labels)
+        has_classes = memory.asked.has_classes
         ours = next((point for point in self.points if point.name == OURS), None)
         return {
             "id": self.number,
             "name": memory.name,
             "dataset": header.dataset,
             "classes": list(memory.class_names) if has_classes else [],
-            "asked_with": "labels" if has_classes else "pictures",
+            "asked_with": "labels" if has_classes else "pictures" if isinstance(memory.asked, Pictures) else memory.asked.unit,
             "image_shape": list(memory.image_shape),
             "bases": len(memory.bases),
             "matrices": len(memory.addressing),
