@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import make_memory
 
-from recollect import Memory, Recipe, RecollectError, minilm, words
+from recollect import Memory, Recipe, RecollectError, evaluate, load, minilm, words
 from recollect.classifier import Classifier
 from recollect.cli import main
 from recollect.composition import ask
@@ -135,6 +135,26 @@ def test_recall_of_words(memory, tmp_path):
     loaded = Memory.load(tmp_path / "words.safetensors")
     assert torch.equal(loaded.recall(words="toad")[0], new)
     assert torch.equal(loaded.queries(words="toad"), memory.queries(words="toad"))
+
+
+@is_stand_in
+def test_digits_are_distilled_with_words(tmp_path, monkeypatch, capsys):
+    """The memory tells all digits apart, and its file has what makes vectors of other words."""
+    monkeypatch.chdir(tmp_path)
+    images = load("digits")
+    assert main(["words", "digits", "--out", "words.npz"]) == 0
+    small = "--network mlp:width=64 --downsample 1 --init unit --inner-steps 20 --inner-lr 0.05 --outer-lr 0.1 --outer-steps 60"
+    asked = "--query vectors --vectors words.npz --images-per-class 2 --out run --quiet"
+    assert main(["distill", "digits", *small.split(), *asked.split()]) == 0
+    memory = Memory.load("run/memory.safetensors")
+    assert memory.asked.words == {"model": words.USUAL}
+    assert torch.allclose(memory.recall(words=images.class_names)[0], memory.recall()[0], atol=1e-5)
+    assert evaluate(memory, images, networks=2, on="validation", device="cpu").mean > 60
+    composition = ask(memory, ["3", "8"])
+    classifier = composition.train(device="cpu")
+    assert classifier.accuracy(composition.split(images, on="validation")) > 90
+    assert main(["recall", "run", "--words", "eleven", "--out", "eleven.npz"]) == 0
+    assert np.load("eleven.npz")["class_names"].tolist() == ["eleven"]
 
 
 def test_what_cannot_be_recalled(memory, stand_in):

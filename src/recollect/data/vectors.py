@@ -37,7 +37,7 @@ class Given:
 def checked(array: Any, where: object) -> Tensor:
     """Float32 [rows, d_y]."""
     try:
-        vectors = torch.as_tensor(np.asarray(array)).float()
+        vectors = torch.as_tensor(np.array(array)).float()  # a copy: bytes of a file cannot be written to
     except (TypeError, ValueError, RuntimeError):
         raise RecollectError(f"{where} are no numbers: give an array [classes or training images, numbers]") from None
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.shape[1] > MOST_SIZE:
