@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels then run on the processor
 
-from recollect import Images, Memory, Preprocess, load, words
+from recollect import Images, Memory, Preprocess, load, minilm, words
 from recollect.header import Header
 from recollect.show import terminal
 
@@ -33,6 +33,13 @@ def spelled(texts: list[str]) -> torch.Tensor:
 def stand_in(monkeypatch) -> None:
     """Words without a language model."""
     monkeypatch.setitem(words.MODELS, words.USUAL, spelled)
+
+
+@pytest.fixture
+def language_model(request) -> None:
+    """The real one, or where it is not installed its stand-in."""
+    if not minilm.is_installed():
+        request.getfixturevalue("stand_in")
 
 
 def experiment_module(name: str) -> ModuleType:

@@ -67,6 +67,7 @@ def perform(text: str, where: str) -> dict:
 # --- what is shown runs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("language_model")
 @pytest.mark.parametrize("path", [*TAUGHT, ROOT / "docs" / "mathematics.md"], ids=name_of)
 def test_a_page_does_what_it_shows(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -143,16 +143,16 @@ def test_digits_are_distilled_with_words(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     images = load("digits")
     assert main(["words", "digits", "--out", "words.npz"]) == 0
-    small = "--network mlp:width=64 --downsample 1 --init unit --inner-steps 20 --inner-lr 0.05 --outer-lr 0.1 --outer-steps 60"
+    small = "--network mlp:width=64 --downsample 1 --init unit --inner-steps 20 --inner-lr 0.1 --outer-lr 0.1 --outer-steps 120"
     asked = "--query vectors --vectors words.npz --images-per-class 2 --out run --quiet"
     assert main(["distill", "digits", *small.split(), *asked.split()]) == 0
     memory = Memory.load("run/memory.safetensors")
     assert memory.asked.words == {"model": words.USUAL}
     assert torch.allclose(memory.recall(words=images.class_names)[0], memory.recall()[0], atol=1e-5)
-    assert evaluate(memory, images, networks=2, on="validation", device="cpu").mean > 60
+    assert evaluate(memory, images, networks=2, on="validation", device="cpu").mean > 70
     composition = ask(memory, ["3", "8"])
     classifier = composition.train(device="cpu")
-    assert classifier.accuracy(composition.split(images, on="validation")) > 90
+    assert classifier.accuracy(composition.split(images, on="validation")) > 70
     assert main(["recall", "run", "--words", "eleven", "--out", "eleven.npz"]) == 0
     assert np.load("eleven.npz")["class_names"].tolist() == ["eleven"]
 
