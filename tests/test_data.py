@@ -127,7 +127,7 @@ def split_of(labels: list[int], shape=(1, 2, 2)) -> Split:
         (split_of([0, 0, 1, 1]), split_of([1], (3, 2, 2)), "ab", "all grey or all RGB"),
         (split_of([0, 0, 1, 1]), None, "aa", "two classes are named 'a'"),
         (split_of([0, 1]), None, "ab", "too few images"),
-        (Split(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1])), None, "ab", "torch.float32"),
+        (Split(torch.zeros(2, 1, 2, 2).double(), torch.tensor([0, 1])), None, "ab", "torch.float64"),
         (Split(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])), None, "ab", "3 images but 2 labels"),
     ],
 )

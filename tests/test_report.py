@@ -267,7 +267,9 @@ def test_a_memory_that_is_asked_with_pictures(tmp_path, monkeypatch, capsys):
     exec(compile(code, "report.html", "exec"), {})
     assert "Answer(class_name='th" in capsys.readouterr().out
     figures.draw("bases", [folder])
-    with pytest.raises(RecollectError, match="must be asked with the names of classes: it can give bases, curves"):
+    with pytest.raises(
+        RecollectError, match="must be asked with the names of classes, or with continuous targets: it can give bases, curves"
+    ):
         figures.draw("recalled", [folder])
 
 

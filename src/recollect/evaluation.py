@@ -214,11 +214,17 @@ def memory_recipe(memory: Memory) -> Recipe:
     return read_recipe(memory.header.recipe, "the memory's recipe") if memory.header.recipe else Recipe()
 
 
+def examples(images: Images, per_class: int) -> int:
+    """How many a budget of so many images per class stands for."""
+    return per_class * (images.classes if images.train.targets is None else STAND_INS)
+
+
 def random_real(images: Images, per_class: int, preprocess: Preprocess, recipe: Recipe, **options: Unpack[Options]) -> Evaluation:
     """The baseline of the same floats: `per_class` random training images of each class, drawn anew for each network; of
     continuous targets ten times as many of all."""
     device, targets = find_device(options.get("device", "auto")), _targets(images)
-    classes, count = (1, per_class * STAND_INS) if targets else (images.classes, per_class)
+    classes = 1 if targets else images.classes
+    count = examples(images, per_class) // classes
 
     def draw(seed: int, number: int) -> Part:
         generator = seeded(seed, Purpose.RANDOM_REAL, number)

@@ -63,9 +63,8 @@ class Evaluate(Files):
             )
         with terminal.loading(path):
             memory, images = self._loaded(path)
-        from recollect.evaluation import chosen_real, evaluate, full_data, keep, mean_predictor, memory_recipe
+        from recollect.evaluation import chosen_real, evaluate, examples, full_data, keep, mean_predictor, memory_recipe
         from recollect.nets import constructor
-        from recollect.queries import STAND_INS
 
         recipe = memory_recipe(memory)
         if self.epochs is not None:
@@ -94,8 +93,7 @@ class Evaluate(Files):
         if continuous and baselines:
             rows.append((mean_predictor(images, self.on), f"{images.classes:,} numbers"))
         for how in baselines:
-            count = per_class * (STAND_INS if continuous else images.classes)
-            size = count * images.train.images[0].numel()
+            size = examples(images, per_class) * images.train.images[0].numel()
             for each in recipes:
                 measure(f"{how} real images", size, chosen_real, images, how, per_class, preprocess, each)
         if self.full:
@@ -104,8 +102,7 @@ class Evaluate(Files):
         if ranks.rank:
             return 0
         if str(self.json) != "-":
-            metric = "R2 and RMSE" if continuous else "accuracy"
-            terminal.accuracy_table(f"{images.name}: {metric} on the {self.on} set ({found[0].protocol})", rows)
+            terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the {self.on} set ({found[0].protocol})", rows)
         if self.json:
             write_to(
                 self.json, {"memory": path.name, "rows": [evaluation.to_json() | {"size": size} for evaluation, size in rows]}

@@ -44,7 +44,7 @@ class Data(Files):
     classes: tuple[str, ...] = ()
     """names of the classes to take, in this order. Default: all"""
     vectors: Path | None = None
-    """.npz file with query vectors: names and vectors of the classes, or a vector of each training image"""
+    """file of query vectors, .npz: names and vectors of the classes, or a vector of each training image"""
 
 
 def spec(data: Data) -> dict[str, Any]:

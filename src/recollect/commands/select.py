@@ -49,8 +49,7 @@ def select_values(images, config, folder: Path, data, quiet: bool, field, values
         chosen = {"field": field, "values": values, "networks": networks}
         selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
     rows = [(evaluation, "") for evaluation in selection.evaluations]
-    metric = "accuracy" if images.train.targets is None else "R2 and RMSE"
-    terminal.accuracy_table(f"{images.name}: {metric} on the validation split ({networks} networks each)", rows)
+    terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the validation split ({networks} networks each)", rows)
     figures.save(figures.selection_figure(selection), folder / "select.png")
     terminal.say(f"best {field}: {selection.best}", f"curve  {folder / 'select.png'}")
     return 0

@@ -191,8 +191,8 @@ NPZ_KEYS: tuple[dict[str, tuple[str, str]], ...] = (
 
 
 def npz(path: Path) -> Parts:
-    """Arrays of images or vectors, with labels or continuous targets, under the keys of Keras, of MedMNIST, plain images and
-    labels, or X and y."""
+    """Arrays of images and labels, under the keys of Keras, of MedMNIST, or plain images and labels; under x and y also vectors,
+    grids and continuous targets."""
     with (
         parsing(f"{path}: not a readable .npz of plain arrays", "write it anew with numpy.savez"),
         zipfile.ZipFile(io.BytesIO(raw := content(path))) as archive,
@@ -211,8 +211,9 @@ def npz(path: Path) -> Parts:
             here, lacking = (images, labels) if images in arrays else (labels, images)
             raise RecollectError(f"{path}: '{here}' without '{lacking}': add the array '{lacking}'")
         if images in arrays:
-            pixels = _npz_images(f"{path}: '{images}'", arrays[images])
-            splits[part] = from_numpy(pixels, _npz_labels(f"{path}: '{labels}'", arrays[labels]))
+            x, y = (_npz_x, _npz_y) if images.lower().startswith("x") else (_npz_images, _npz_labels)
+            pixels = x(f"{path}: '{images}'", arrays[images])
+            splits[part] = from_numpy(pixels, y(f"{path}: '{labels}'", arrays[labels]))
     called = arrays.get("class_names", np.empty(0, "U"))
     if called.ndim != 1 or called.dtype.kind not in "US":
         raise RecollectError(f"{path}: 'class_names' is {called.dtype} {list(called.shape)}: make it a list of strings")
@@ -237,9 +238,7 @@ def npy(what: str, archive: zipfile.ZipFile, name: str, own: int) -> np.ndarray:
 
 
 def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
-    """uint8 [N, C, H, W] from NHW, NHWC or NCHW; floats of 0..1 stretched to 0..255. Vectors [N, d] as they are."""
-    if images.ndim == 2 and images.dtype.kind in "biuf":
-        return images
+    """uint8 [N, C, H, W] from NHW, NHWC or NCHW; floats of 0..1 stretched to 0..255."""
     if images.ndim == 3:
         images = images[:, None]
     elif images.ndim == 4 and images.shape[3] in (1, 3):
@@ -257,11 +256,22 @@ def _npz_images(what: str, images: np.ndarray) -> np.ndarray:
     return np.rint(images.astype(np.float32) * 255).astype(np.uint8)
 
 
+def _npz_x(what: str, x: np.ndarray) -> np.ndarray:
+    """The same; vectors [N, d], and grids [N, H, W] of floats beyond 0..1, as they are."""
+    if x.ndim == 2 and x.dtype.kind in "biuf":
+        return x
+    is_grid = x.ndim == 3 and x.dtype.kind == "f" and x.size and (x.min() < 0 or x.max() > 1)
+    return x[:, None] if is_grid else _npz_images(what, x)
+
+
+def _npz_y(what: str, y: np.ndarray) -> np.ndarray:
+    """Labels; or floats [N] or [N, targets]."""
+    return y if y.dtype.kind == "f" and y.ndim in (1, 2) else _npz_labels(what, y)
+
+
 def _npz_labels(what: str, labels: np.ndarray) -> np.ndarray:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.dtype.kind == "f" and labels.ndim in (1, 2):
-        return labels
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise RecollectError(f"{what} is {labels.dtype} {list(labels.shape)}: make it one whole number per image, [N]")
     return labels

@@ -37,8 +37,8 @@ class Given:
 def checked(array: Any, where: object) -> Tensor:
     """Float32 [rows, d_y]."""
     try:
-        vectors = torch.as_tensor(np.array(array)).float()  # a copy: bytes of a file cannot be written to
-    except (TypeError, ValueError, RuntimeError):
+        vectors = torch.from_numpy(np.array(array, np.float32))
+    except (TypeError, ValueError):
         raise RecollectError(f"{where} are no numbers: give an array [classes or training images, numbers]") from None
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.shape[1] > MOST_SIZE:
         raise RecollectError(f"{where} are {list(vectors.shape)}: give [classes or training images, numbers]")

@@ -31,9 +31,10 @@ def selection_figure(selection: Selection) -> Figure:
     figure = Figure((3.75, 2.55))
     axes = figure.subplots()
     places, found = range(len(selection.values)), selection.evaluations
+    what = "R2" if found[0].errors else "accuracy, %"
     axes.errorbar(places, [each.mean for each in found], [each.deviation for each in found], fmt="o-", color=style.BLUE)
     axes.set_xticks(places, [short(str(value), 24) for value in selection.values])
-    axes.set(xlabel=selection.field.replace("_", " "), ylabel=f"validation accuracy, % ({len(found[0].values)} networks)")
+    axes.set(xlabel=selection.field.replace("_", " "), ylabel=f"validation {what} ({len(found[0].values)} networks)")
     return figure
 
 
@@ -96,8 +97,10 @@ def _line(axes, setting: str, points: Sequence[Measured], name: str, color: str,
 
 
 def _accuracy(points: Iterable[Measured]) -> str:
+    points = list(points)
     splits = {point.on for point in points}
-    return f"{splits.pop()} accuracy, %" if len(splits) == 1 else "accuracy, %"
+    what = "R2" if any(point.rmse for point in points) else "accuracy, %"
+    return f"{splits.pop()} {what}" if len(splits) == 1 else what
 
 
 def _legend(figure: Figure) -> None:

@@ -145,6 +145,11 @@ def accuracy_table(title: str, rows: Sequence[tuple["Evaluation", str]]) -> None
     say(title, table(("trained on", "size", "network", *measured, "n"), cells, left=("trained on", "network")))
 
 
+def metric(rows: Sequence[tuple["Evaluation", str]]) -> str:
+    """What was measured."""
+    return "R2 and RMSE" if any(found.errors for found, _ in rows) else "accuracy"
+
+
 def scores(found: "Evaluation") -> tuple[str, ...]:
     """Accuracy in percent; or R2, and RMSE to four digits."""
     if not found.errors:
