@@ -12,7 +12,10 @@ them, and the same networks are trained on
     nearest seen class, words   what the memory of words recalls of these
     N real images               training images of the classes themselves, N of each; last as many as are recalled
 
-Chance is 20 %. Memories lie in --runs, as runs that are resumed; rows that the file already holds are not run again.
+What comes after is no choice, but says what happened: the memory of words asked for 20 classes that it has seen, and the trial of
+the best size with as many outer steps as the memories have, asked for its 16 classes and for the nearest seen ones; all judged by
+validation images. Chance is 20 %. Memories lie in --runs, as runs that are resumed; rows that the file already holds are not run
+again.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,12 +98,20 @@ def main(arguments: list[str] | None = None) -> None:
         trials[size] = told(f"trial, {size} numbers", lambda how=settings: by_name(distilled(images, given, **how), tasks, given))
     best = max(trials, key=lambda size: trials[size]["mean"])
     memory = lambda: distilled(images, given, seen, best, given.steps)  # noqa: E731
+    trial = tasks
     tasks = five_at_a_time(images, fresh, "test", given)
     told("words", lambda: by_name(memory(), tasks, given) | {"size": best})
     told(NEAREST, lambda: by_nearest(distilled(images, given, seen, None, given.steps), memory(), tasks, given))
     told(NEAREST_WORDS, lambda: by_nearest(memory(), memory(), tasks, given))
     for count in [*given.real, len(memory().addressing)]:
         told(f"{count} real images" if count > 1 else "1 real image", lambda count=count: by_real(memory(), tasks, count, given))
+    known = five_at_a_time(images, seen[: given.unseen[1]], "validation", given)
+    told("words, seen classes", lambda: by_name(memory(), known, given))
+    tried = lambda steps: distilled(images, given, trained, best, steps)  # noqa: E731
+    shorter, longer = partial(tried, given.trial_steps), partial(tried, given.steps)
+    told(f"trial, {NEAREST_WORDS}", lambda: by_nearest(shorter(), shorter(), trial, given))
+    told("longer trial", lambda: by_name(longer(), trial, given))
+    told(f"longer trial, {NEAREST_WORDS}", lambda: by_nearest(longer(), longer(), trial, given))
 
 
 # --- memories ------------------------------------------------------------------------------------------------------------
@@ -110,7 +122,7 @@ def distilled(
 ) -> recollect.Memory:
     """A memory of these classes, asked with vectors of `size` numbers or (None) with labels: finished, resumed or new."""
     settings = MEMORY | {"outer_steps": steps} | dict(map(setting, given.set))
-    folder, vectors = given.runs / f"{len(trained)}-{size or 'labels'}", None
+    folder, vectors = run_of(given, len(trained), size, steps), None
     if size:
         settings["query"], vectors = "vectors", given.runs / f"{len(trained)}-{size}.npz"
         if not vectors.exists():
@@ -124,9 +136,14 @@ def distilled(
     return recollect.distill(some, config, run=folder, resume=Run(folder).is_begun, progress=progress)
 
 
-def minutes(memory: recollect.Memory, given: argparse.Namespace, labels: bool = False) -> float:
-    name = f"{len(memory.class_names)}-{'labels' if labels else memory.addressing.shape[1]}"
-    return sum(line["seconds"] for line in Run(given.runs / name).metrics()) / 60
+def run_of(given: argparse.Namespace, classes: int, size: int | None, steps: int) -> Path:
+    return given.runs / f"{classes}-{size or 'labels'}-{steps}"
+
+
+def minutes(memory: recollect.Memory, given: argparse.Namespace) -> float:
+    size = memory.addressing.shape[1] if memory.vectors is not None else None
+    run = Run(run_of(given, len(memory.class_names), size, memory.header.made["steps"]))
+    return sum(line["seconds"] for line in run.metrics()) / 60
 
 
 # --- tasks ---------------------------------------------------------------------------------------------------------------
@@ -172,7 +189,7 @@ def by_nearest(asked: recollect.Memory, memory: recollect.Memory, tasks: Tasks, 
         chosen = linear_sum_assignment(nearness.numpy(), maximize=True)[1].tolist()
         pairs |= {name: memory.class_names[label] for name, label in zip(names, chosen, strict=True)}
         parts.append(asked.recall(chosen)[0])
-    made = {"minutes of distilling": minutes(asked, given, asked is not memory and asked.vectors is None)}
+    made = {"minutes of distilling": minutes(asked, given)}
     return judged(memory, tasks, parts, given) | made | {"recalled of each class": len(asked.addressing), "nearest": pairs}
 
 

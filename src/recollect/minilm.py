@@ -82,8 +82,9 @@ def _embed(weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
     x = norm(x, "embeddings.LayerNorm")  # [T, 384]
     for number in range(LAYERS):
         here = f"encoder.layer.{number}"
-        heads = [dense(x, f"{here}.attention.self.{name}").unflatten(1, (HEADS, -1)) for name in ("query", "key", "value")]
-        mixed = scaled_dot_product_attention(*(each.transpose(0, 1) for each in heads))  # [heads, T, 32]
+        wide = (dense(x, f"{here}.attention.self.{name}") for name in ("query", "key", "value"))
+        query, key, value = (each.unflatten(1, (HEADS, -1)).transpose(0, 1) for each in wide)  # [heads, T, 32]
+        mixed = scaled_dot_product_attention(query, key, value)
         x = norm(
             x + dense(mixed.transpose(0, 1).flatten(1), f"{here}.attention.output.dense"), f"{here}.attention.output.LayerNorm"
         )

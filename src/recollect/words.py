@@ -55,10 +55,10 @@ def vectors_of(words: Words, names: Sequence[str]) -> Tensor:
 
 def write(path: Path, names: Sequence[str], words: Words) -> None:
     """The .npz file that `--vectors` takes: a vector for each name, and how other words get theirs."""
-    arrays = {"vectors": vectors_of(words, names), "projection": words.projection, "mean": words.mean}
+    arrays = {"vectors": vectors_of(words, names).numpy(), "projection": words.projection.numpy(), "mean": words.mean.numpy()}
+    arrays |= {"names": np.array(names), "model": np.array(words.model)}
     buffer = io.BytesIO()
-    text = {"names": np.array(names), "model": np.array(words.model)}
-    np.savez_compressed(buffer, **{name: tensor.numpy() for name, tensor in arrays.items()}, **text)
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_through(path, buffer.getvalue())
 
 
