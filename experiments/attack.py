@@ -1,13 +1,15 @@
 """The attack: damaged files, kills, full disks, hostile requests and impossible numbers, until the minutes are over.
 
-    python experiments/attack.py --minutes 60 [--only files readers kills studio numbers] [--seed N]
+    python experiments/attack.py --minutes 60 [--only files readers kills studio numbers] [--seed N] [--out results/attack.json]
     python experiments/attack.py --again "memory:1234" --seed N     one case once more, with its traceback
+    python experiments/attack_guided.py                             guided by coverage, with atheris
 
 Each case runs in a child with limits of time and memory, and loses only itself. Findings: a crash, a hang of over 5 s of
-computing or 2 minutes of waiting, over 1 GiB, another exception than RecollectError, an error of several lines, a word to the
-terminal that steers it, a program that is started, a file touched elsewhere, and bytes that differ. They are saved with their
-seed and input in --findings. The limit of what a file may take is lowered to 0.1 GiB, so 1 GiB is ten times what is promised.
-Prints and writes counts of tries by target (--out results/attack.json).
+computing or 2 minutes of waiting (tried once more alone before it counts), over 1 GiB, another exception than RecollectError, an
+error of several lines, a word to the terminal that steers it, a program that is started, a file touched elsewhere, and bytes that
+differ. They are saved with their seed and input in --findings. The limit of what a file may take is lowered to 0.1 GiB, so 1 GiB
+is ten times what is promised. Counts of tries by target are printed, and kept in --out every minute: the same command goes on
+from there until its minutes are over.
 """
 
 import argparse
@@ -32,22 +34,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "RECOLLECT_MOST_GIB": "0.1"}
+os.environ |= {"OMP_NUM_THREADS": "1", "RECOLLECT_MOST_GIB": "0.1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 import torch
-from attack_damage import Kind, put
-from attack_files import KINDS, prepare
+from attack_damage import Files, Kind, put
+from attack_files import FILES, prepare
+from attack_places import PLACES
 from attack_runs import RUNS
 from record import write
 
 from recollect import RecollectError
+from recollect.files import read_json
 from recollect.runs import environment
 
+KINDS = FILES | {"files": [*FILES["files"], *PLACES]}
 GROUPS = (*KINDS, *RUNS)
 COMPUTING, WAITING = 5.0, 120.0  # seconds of one case
 GIB = 2**30
 AGAIN = 4  # exit code of a child that makes room for another
 BATCH = 250  # cases of a kind at a time
+OFTEN = {"kills": 6}  # in a turn; once, if not said here
 FORBIDDEN = {
     "os.system",
     "os.exec",
@@ -67,6 +73,8 @@ class Tally:
     findings_in: Path
     tries: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    """of each kind of file or run the number of the next case"""
     findings: list[dict[str, Any]] = field(default_factory=list)
 
     def find(self, target: str, number: object, what: str, detail: str = "", files: dict[str, bytes] | None = None) -> None:
@@ -114,6 +122,13 @@ class Board:
 
 def generator(seed: int, target: str, number: int) -> Random:
     return Random(f"{seed}/{target}/{number}")
+
+
+def made(kind: Kind, rng: Random) -> Files:
+    """The files of a case; what is too deep to be written is made anew."""
+    while True:
+        with contextlib.suppress(RecursionError):
+            return kind.make(rng)
 
 
 class Watched:
@@ -181,7 +196,7 @@ def child(board: Board, kind: Kind, seed: int, numbers: range, place: Path) -> N
     for number in numbers:
         board.at(number, refused)
         rng = generator(seed, kind.name, number)
-        put(case, kind.make(rng))
+        put(case, made(kind, rng))
         watched.on = True
         was_refused, wrong = attempt(kind, case, rng)
         watched.on = False
@@ -229,6 +244,8 @@ def batch(tally: Tally, kind: Kind, seed: int, numbers: range, place: Path) -> N
                 os._exit(3)
         status, stalled = watch(pid, board)
         at, refused = board.read()
+        if stalled and not hangs_alone(kind, seed, at, place):
+            stalled, status = "", AGAIN << 8
         tally.refused[kind.name] += refused
         if os.waitstatus_to_exitcode(status) == AGAIN and not stalled:
             tally.tries[kind.name] += at - first + 1
@@ -240,11 +257,23 @@ def batch(tally: Tally, kind: Kind, seed: int, numbers: range, place: Path) -> N
         tally.tries[kind.name] += at - first + 1
         how = f"signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
         what = stalled or board.told() or f"the process died ({how})"
-        tally.find(kind.name, at, what.splitlines()[0], what, kind.make(generator(seed, kind.name, at)))
+        tally.find(kind.name, at, what.splitlines()[0], what, made(kind, generator(seed, kind.name, at)))
         first = at + 1
 
 
-def watch(pid: int, board: Board) -> tuple[int, str]:
+def hangs_alone(kind: Kind, seed: int, number: int, place: Path) -> bool:
+    """Whether a case hangs once more, where it is given twice the time: what merely met a busy machine does not."""
+    board = Board()
+    pid = os.fork()
+    if not pid:
+        try:
+            child(board, kind, seed, range(number, number + 1), place)
+        finally:
+            os._exit(3)
+    return bool(watch(pid, board, 2)[1])
+
+
+def watch(pid: int, board: Board, patience: int = 1) -> tuple[int, str]:
     """Its exit status, once it is over; and whether it had to be ended."""
     at, since, began, nap = (-1, 0), computed(pid), time.monotonic(), 0.002
     while True:
@@ -254,7 +283,7 @@ def watch(pid: int, board: Board) -> tuple[int, str]:
         if (now := board.read()) != at:
             at, since, began = now, computed(pid), time.monotonic()
         computing, waiting = computed(pid) - since, time.monotonic() - began
-        if computing > COMPUTING or waiting > WAITING:
+        if computing > patience * COMPUTING or waiting > patience * WAITING:
             os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             return status, f"hangs: {computing:.1f} s of computing, {waiting:.1f} s in all"
@@ -264,28 +293,27 @@ def watch(pid: int, board: Board) -> tuple[int, str]:
 # --- all of it -----------------------------------------------------------------------------------------------------------
 
 
-def rounds(seed: int, only: list[str], tally: Tally, place: Path, cases: int, share: float) -> Iterator[str]:
+def rounds(given: argparse.Namespace, tally: Tally, place: Path) -> Iterator[None]:
     """Every kind and every kind of run in turns, for ever; or so many cases of files in all."""
-    kinds = [kind for group in only if group in KINDS for kind in KINDS[group]]
-    total, done, turn = sum(kind.share for kind in kinds), Counter(), 0
+    kinds = [kind for group in given.only if group in KINDS for kind in KINDS[group]]
+    total, cases, done, turn = sum(kind.share for kind in kinds), given.cases, tally.done, 0
     most = {kind.name: max(3, round(cases * kind.share / total)) if cases else 2**40 for kind in kinds}
     while True:
         turn += 1
         for kind in kinds:
-            first, due = done[kind.name], max(1, round(BATCH * share * kind.share / 10))
+            first, due = done[kind.name], max(1, round(BATCH * given.share * kind.share / 10))
             numbers = range(first, min(first + due, most[kind.name]))
             if numbers:
-                batch(tally, kind, seed, numbers, place)
+                batch(tally, kind, given.seed, numbers, place)
                 done[kind.name] = numbers.stop
-                yield kind.name
-        for group in only:
-            for name, play in RUNS.get(group, {}).items():
+                yield
+        for name, play in ((name, play) for group in given.only for name, play in RUNS.get(group, {}).items()):
+            for _ in range(1 if cases else OFTEN.get(name, 1)):
                 number = done[name]
                 done[name] += 1
-                if cases and number >= max(1, cases // 400):
-                    continue
-                play(tally, generator(seed, name, number), number, place / "runs")
-                yield name
+                if not cases or number < max(1, cases // 400):
+                    play(tally, generator(given.seed, name, number), number, place / "runs")
+                    yield
         if cases and all(done[kind.name] >= most[kind.name] for kind in kinds) and turn >= max(1, cases // 400):
             return
 
@@ -295,31 +323,62 @@ def again(what: str, seed: int, place: Path) -> int:
     name, _, number = what.rpartition(":")
     kind = next(kind for kinds in KINDS.values() for kind in kinds if kind.name == name)
     rng = generator(seed, name, int(number))
-    put(place / "case", kind.make(rng))
+    put(place / "case", made(kind, rng))
     kind.read(place / "case", rng)
     return 0
 
 
-def attack(given: argparse.Namespace) -> Tally:
+def begun(given: argparse.Namespace) -> dict[str, Any]:
+    """What --out has of an attack of the same seed and groups, to go on from."""
+    if not (given.out and given.out.exists()):
+        return {}
+    found = read_json(given.out)
+    for name in ("seed", "groups"):
+        if found[name] != {"seed": given.seed, "groups": given.only}[name]:
+            raise SystemExit(f"{given.out} is of other {name} ({found[name]}): give another --out, or delete it")
+    return found
+
+
+def attack(given: argparse.Namespace) -> dict[str, Any]:
+    """Try until the minutes are over; what was tried, with what an earlier call has tried."""
+    before, began = begun(given), time.monotonic()
+    tally = Tally(given.findings, *(Counter(before.get(name, {})) for name in ("tries", "refused", "done")))
+    tally.findings += before.get("findings", [])
+
+    def found() -> dict[str, Any]:
+        computed = sum(map(_spent, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+        known = environment()
+        return {
+            "command": f"python experiments/attack.py --minutes {given.minutes:g} --seed {given.seed}",
+            "minutes": round(before.get("minutes", 0) + (time.monotonic() - began) / 60, 1),
+            "computed minutes": round(before.get("computed minutes", 0) + computed / 60, 1),
+            "seed": given.seed,
+            "groups": given.only,
+            **{name: dict(sorted(getattr(tally, name).items())) for name in ("tries", "refused", "done")},
+            "findings": tally.findings,
+            "commits": list(dict.fromkeys([*before.get("commits", []), known.pop("commit")])),
+            "environment": known,
+        }
+
     place = Path(tempfile.mkdtemp(prefix="attack-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
-    tally = Tally(given.findings)
     try:
         prepare(place / "whole")
-        if given.again:
-            again(given.again, given.seed, place)
-            return tally
-        until, told = time.monotonic() + 60 * given.minutes, time.monotonic()
-        for _ in rounds(given.seed, given.only, tally, place, given.cases, given.share):
+        told = time.monotonic()
+        for _ in rounds(given, tally, place):
             if time.monotonic() - told > 60:
                 told = time.monotonic()
                 print(f"{sum(tally.tries.values()):,} tries, {len(tally.findings)} findings", flush=True)
-            if time.monotonic() > until:
+                if given.out:
+                    write(given.out, found())
+            if before.get("minutes", 0) + (time.monotonic() - began) / 60 > given.minutes:
                 break
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return tally
+    if given.out:
+        write(given.out, found())
+    return found()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -329,29 +388,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=0, help="so many damaged files, and a run for every 400, instead of minutes")
     parser.add_argument("--share", type=float, default=1.0, help="of files beside runs in a turn")
-    parser.add_argument("--out", type=Path, help="write the counts here, as JSON")
+    parser.add_argument("--out", type=Path, help="keep the counts here, as JSON")
     parser.add_argument("--findings", type=Path, default=Path("runs") / "attack")
     parser.add_argument("--again", help="KIND:NUMBER, a case to see once more")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    began = time.monotonic()
-    tally = attack(given)
-    found = {
-        "command": f"python experiments/attack.py --minutes {given.minutes:g} --seed {given.seed}",
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "computed, minutes": round(sum(map(_spent, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))) / 60, 1),
-        "seed": given.seed,
-        "groups": given.only,
-        "tries": dict(sorted(tally.tries.items())),
-        "refused": dict(sorted(tally.refused.items())),
-        "findings": tally.findings,
-        "environment": environment(),
-    }
-    if given.out:
-        write(given.out, found)
-    shown = found | {"findings": [f"{each['target']}:{each['number']}: {each['what']}" for each in tally.findings]}
+    if given.again:
+        with tempfile.TemporaryDirectory(prefix="attack-") as place:
+            prepare(Path(place) / "whole")
+            return again(given.again, given.seed, Path(place))
+    found = attack(given)
+    shown = found | {"findings": [f"{each['target']}:{each['number']}: {each['what']}" for each in found["findings"]]}
     print(json.dumps({name: shown[name] for name in ("minutes", "tries", "findings")}, indent=1))
-    return 1 if tally.findings else 0
+    return 1 if found["findings"] else 0
 
 
 def _spent(who: int) -> float:

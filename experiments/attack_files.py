@@ -48,6 +48,7 @@ from recollect.data.preprocess import Preprocess, Zca
 from recollect.decisions import resolve
 from recollect.distiller import Distiller
 from recollect.errors import RecollectError
+from recollect.experts import train_experts
 from recollect.export import export
 from recollect.header import Header, read_header
 from recollect.queries import Labels, Pictures
@@ -144,6 +145,7 @@ def prepare(folder: Path) -> None:
     distill(images, CONFIG, run=folder / "distill", data=told)
     select(images, changed(CONFIG, bases=None), "inner_lr", [0.01, 0.02], run=folder / "select", networks=1, data=told)
     run_stream(images, STREAM, out=folder / "continual", name="rotations", seeds=1, data=told)
+    train_experts(images, folder / "experts", Recipe("mlp:width=4", epochs=2, batch=8), count=1)
     composition = compose([Memory.load(folder / "distill" / "memory.safetensors")])
     composition.train(Recipe("mlp:width=2", epochs=1)).save(folder / "classifier.safetensors")
     (folder / "distill" / "evaluation.json").write_text(
@@ -240,7 +242,7 @@ def read_memory(folder: Path, rng: Random) -> None:
         read_header(path)
     memory = Memory.load(path)
     assert memory.bases.isfinite().all()
-    _each(rng, uses(memory, path, folder))
+    each_of(rng, uses(memory, path, folder))
 
 
 def uses(memory: Memory, path: Path, folder: Path) -> list[Callable[[], object]]:
@@ -279,7 +281,7 @@ def uses(memory: Memory, path: Path, folder: Path) -> list[Callable[[], object]]
     ]
 
 
-def _each(rng: Random, calls: Sequence[Callable[[], object]]) -> None:
+def each_of(rng: Random, calls: Sequence[Callable[[], object]]) -> None:
     """Some of them; each may refuse."""
     for call in rng.sample(list(calls), min(2, len(calls))):
         with contextlib.suppress(RecollectError):
@@ -583,7 +585,7 @@ def read_run(folder: Path, rng: Random) -> None:
     calls = [resume, look, lambda: sources.read(folder), lambda: figures.draw(rng.choice(sorted(figures.FIGURES)), [folder])]
     if rng.random() < 0.05:
         calls = [lambda: report.write(folder)]
-    _each(rng, calls)
+    each_of(rng, calls)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------------
@@ -734,7 +736,7 @@ def read_command(folder: Path, rng: Random) -> None:
         assert not steers(shown(*words)), "a command line steers the terminal"
 
 
-KINDS: dict[str, list[Kind]] = {
+FILES: dict[str, list[Kind]] = {
     "files": [
         Kind("memory", damaged_memory, read_memory, 30),
         Kind("memory, drawn", drawn_memory, draw_memory, 1),

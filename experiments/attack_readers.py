@@ -5,6 +5,7 @@ import gzip
 import io
 import pickle
 import struct
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from PIL import Image
 
 from recollect import data
 from recollect.classifier import read_picture
-from recollect.data import pictures, readers
+from recollect.data import fitting, readers
 from recollect.data.images import Parts, make_images
+from recollect.reading import Reading
 from recollect.studio import uploads
 
 CLASSES = ("cat", "dog", "frog")
@@ -104,6 +106,22 @@ def damaged_pickle(rng: Random) -> Files:
     at = rng.randrange(6)
     parts[at] = hurt(rng, parts[at]) if rng.random() < 0.4 else program(rng, parts[at], SNIPPETS)
     return {str(number): data for number, data in enumerate(parts)}
+
+
+@cache
+def pickled_hundred(protocol: int) -> tuple[bytes, ...]:
+    splits = [records[:100] for records in cifar_whole(2)]
+    values: list[dict[str, object]] = [
+        {"coarse_labels": each[:, 0].tolist(), "fine_labels": each[:, 1].tolist(), "data": each[:, 2:].copy()} for each in splits
+    ]
+    values.append({"fine_label_names": [f"n{i}" for i in range(100)], "coarse_label_names": ["c"] * 20})
+    return tuple(pickle.dumps(value, protocol=protocol) for value in values)
+
+
+def damaged_pickle_hundred(rng: Random) -> Files:
+    parts, at = list(pickled_hundred(rng.choice((2, 4)))), rng.randrange(3)
+    parts[at] = hurt(rng, parts[at]) if rng.random() < 0.4 else program(rng, parts[at], SNIPPETS)
+    return dict(zip(("train", "test", "meta"), parts, strict=True))
 
 
 def element(kind: int, data: bytes) -> bytes:
@@ -220,11 +238,16 @@ def damaged_picture(rng: Random) -> Files:
     return {"x.png": hurt(rng, raw)}
 
 
+def read(rng: Random) -> Reading:
+    """Some way to read a picture."""
+    return Reading(colour=rng.choice((None, "rgb", "grey")), fit=rng.choice(("stretch", "crop", "pad")))
+
+
 def read_image(folder: Path, rng: Random) -> None:
     path = folder / "x.png"
     raw = path.read_bytes()
     calls = [
-        lambda: pictures.pixels_of("x", pictures.open_picture(path), rng.choice((None, 5)), rng.choice((None, "RGB"))),
+        lambda: fitting.fitted("x", fitting.open_picture(path, 5), rng.choice((None, (5, 4))), read(rng)).on("red"),
         lambda: read_picture(path, (rng.choice((1, 3)), 8, 8)),
         lambda: uploads.picture(raw),
     ]
@@ -248,6 +271,54 @@ def damaged_folder(rng: Random) -> Files:
     return files
 
 
+def damaged_tiny(rng: Random) -> Files:
+    """TinyImageNet's folder, one of its texts or pictures damaged."""
+    good = next(raw for form, raw in picture_bytes() if form == "JPEG")
+    files = {f"train/{wnid}/images/{number}.JPEG": good for wnid in ("n1", "n2") for number in range(4)}
+    files |= {f"val/images/{number}.JPEG": good for number in range(4)}
+    files["val/val_annotations.txt"] = b"".join(b"%d.JPEG\tn%d\t0\t0\t1\t1\n" % (n, 1 + n % 2) for n in range(4))
+    files["words.txt"] = b"n1\tcrane, bird\nn2\tgoldfish\n"
+    bad = rng.choice(("words.txt", "val/val_annotations.txt", "val/val_annotations.txt", rng.choice(list(files))))
+    files[bad] = hurt(rng, files[bad])
+    if rng.random() < 0.2:
+        other = rng.choice(("../../x", "/etc/hostname", ".", "..", "x" * 300, "\0", "/dev/zero")).encode()
+        files["val/val_annotations.txt"] = files["val/val_annotations.txt"].replace(b"1.JPEG", other)
+    return {f"tiny-imagenet-200/{name}": raw for name, raw in files.items()}
+
+
+@cache
+def tables() -> tuple[Files, ...]:
+    """Rows of pictures as the datasets package keeps them: Parquet, and saved to disk."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    good = [raw for form, raw in picture_bytes() if form == "PNG"][1]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    columns = {"image": [{"bytes": good, "path": None}] * 12, "label": [n % 2 for n in range(12)]}
+    rows = datasets.Dataset.from_dict(columns, features=features)
+    with tempfile.TemporaryDirectory() as place:
+        rows.to_parquet(Path(place) / "parquet" / "train.parquet")
+        datasets.DatasetDict(train=rows).save_to_disk(Path(place) / "saved")
+        folders = [Path(place) / "parquet", Path(place) / "saved"]
+        return tuple(
+            {str(p.relative_to(each)): p.read_bytes() for p in sorted(each.rglob("*")) if p.is_file()} for each in folders
+        )
+
+
+def damaged_table(rng: Random) -> Files:
+    files = dict(rng.choice(tables()))
+    bad = rng.choice(list(files))
+    return files | {bad: hurt(rng, files[bad])}
+
+
+def read_table(folder: Path, rng: Random) -> None:
+    import datasets
+
+    for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "DOWNLOADED_DATASETS_PATH", "EXTRACTED_DATASETS_PATH"):
+        setattr(datasets.config, name, folder.parent / "cache" / name.lower())
+    data.load(f"hf:{folder}", size=4)
+
+
 def read_folder(folder: Path, rng: Random) -> None:
     data.load(folder, size=rng.choice((None, None, 4)))
 
@@ -261,4 +332,7 @@ READERS = [
     Kind(".npz", damaged_npz, lambda folder, _: data.load(folder / "x.npz"), 15),
     Kind("picture", damaged_picture, read_image, 25),
     Kind("folder of pictures", damaged_folder, read_folder, 3),
+    Kind("CIFAR-100, pickled", damaged_pickle_hundred, _read_parts(readers.cifar100, 3, "train", "test", "meta"), 5),
+    Kind("TinyImageNet", damaged_tiny, lambda folder, _: data.load("tinyimagenet", root=folder), 3),
+    Kind("table", damaged_table, read_table, 0.2),
 ]

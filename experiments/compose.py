@@ -16,12 +16,23 @@ from pathlib import Path
 from record import begun, setting, show, write
 
 from recollect import RecollectError, load
+from recollect.commands.performing import Performing
 from recollect.config import preset
 from recollect.devices import find_device
 from recollect.reproduce import composing
 
 SOURCES = [*composing.SOURCES]
-NOT_SETTINGS = ("root", "out", "memories", "group", "together", "only")  # where and how, but not what
+NOT_SETTINGS = (
+    "root",
+    "out",
+    "memories",
+    "group",
+    "together",
+    "only",
+    "executor",
+    "ray_address",
+    "gpus_per_job",
+)  # where and how, but not what
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,6 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--on", choices=["test", "validation"], default="test")
     parser.add_argument("--group", type=int, default=100, help="trainings at a time")
     parser.add_argument("--together", type=int, default=5, help="distillations that share a GPU at a time")
+    parser.add_argument("--executor", choices=["inline", "threads", "processes", "ray"], help="that distils the tasks")
+    parser.add_argument("--ray-address", default="auto")
+    parser.add_argument("--gpus-per-job", type=float, default=0.0)
     parser.add_argument("--only", type=int, nargs="+", help="distil these tasks, and stop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
@@ -57,7 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
         given.only or list(range(len(tasks))),
         None if given.only else begun("compose", given, NOT_SETTINGS, arguments),
     )
-    memories = composing.distil_all(images, tasks, config, preprocess, given.memories, numbers, given.together, show)
+    executor = None
+    if given.executor:
+        executor = Performing(given.executor, given.together, given.ray_address, given.gpus_per_job).chosen()
+    where = given.memories, numbers, given.together
+    memories = composing.distil_all(images, tasks, config, preprocess, *where, show, executor)
     if found is None:
         return
     found["distilled"] = {f"task-{number:02d}": composing.told(given.memories, number, memories[number]) for number in numbers}

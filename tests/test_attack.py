@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -25,10 +26,11 @@ from recollect.cli import main
 from recollect.config import DistillConfig, changed, check
 from recollect.continual.config import STREAMS
 from recollect.continual.run import run as run_stream
-from recollect.evaluation import Evaluation
+from recollect.evaluation import Evaluation, keep
 from recollect.export import export
 from recollect.files import read_json
 from recollect.nets import Network
+from recollect.reproduce import page
 from recollect.runs import MARK, load_checkpoint, own, save_checkpoint
 from recollect.show import figures
 
@@ -57,7 +59,7 @@ def with_program(path: Path, program: bytes) -> None:
     "program",
     [
         b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",  # torch's own reader dies of it by SIGSEGV
-        b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"K\x01s.",  # and hashes 2^60 nodes
+        b"\x80\x02}()q\x00" + b"h\x00h\x00\x86q\x00" * 59 + b"u.",  # and hashes 2^60 nodes
         b"\x80\x02ccollections\nOrderedDict\n](]q\x00h\x00\x86K\x01\x86e\x85R.",
         b"\x80\x02ctorch\nload\n)R.",
     ],
@@ -145,6 +147,46 @@ def test_an_evaluation_is_checked_where_it_is_read(tmp_path, change):
         (tmp_path / "s" / "bases=3.json").write_text(json.dumps(text))
         with pytest.raises(RecollectError, match=r"bases=3\.json is no evaluation of ours: delete it"):
             select(toy(), changed(CONFIG, outer_steps=1), "bases", [2, 3], resume=True, **settings)
+
+
+def test_evaluations_at_the_same_moment_are_both_kept(tmp_path, monkeypatch):
+    """Both see that a name is free; only one gets it."""
+    make_memory().save(path := tmp_path / "memory.safetensors")
+    rows = [Evaluation.from_json(WRITTEN | {"name": "memory", "values": [value]}) for value in (50.0, 60.0)]
+    monkeypatch.setattr("os.path.lexists", lambda _: False)
+    places = [keep(path, [(row, "x")]) for row in rows]
+    assert [json.loads(place.read_text())["rows"][0]["mean"] for place in places] == [50, 60]
+    assert sorted(each.name for each in (tmp_path / "evaluations").iterdir()) == sorted(place.name for place in places)
+
+
+def test_an_evaluation_of_a_long_name_is_kept(tmp_path):
+    make_memory().save(path := tmp_path / f"{'漢' * 70}.safetensors")
+    row = Evaluation.from_json(WRITTEN | {"name": "memory", "network": "mlp:width=4"})
+    assert keep(path, [(row, "x")]).is_file()
+
+
+def test_rows_of_results_are_checked_where_they_are_read(tmp_path):
+    """Of recollect reproduce, and of scripts before it."""
+    row = json.loads((ROOT / "results" / "memories" / "mnist-1.json").read_text())
+    results = tmp_path / "results" / "reproduce"
+    (tmp_path / "results" / "memories").mkdir(parents=True)
+    for wrong in (row | {"test": {}}, row | {"legs": []}, row | {"test": row["test"] | {"values": [{}]}}, {"test": 5}):
+        (tmp_path / "results" / "memories" / "mnist-1.json").write_text(json.dumps(wrong))
+        with pytest.raises(RecollectError, match=r"results has a damaged result file of table1 .*: restore it"):
+            page.every(results)
+    shutil.rmtree(tmp_path / "results" / "memories")
+    (found,) = [row for name, row in page.every(ROOT / "results" / "reproduce")["full"]["table1"].items() if name == "mnist-1"]
+    one = found["accuracies"][0]
+    results.mkdir()
+    for wrong in (
+        {"accuracies": []},
+        {"accuracies": [one, one]},
+        {"accuracies": [{"mean": 5.0}]},
+        {"accuracies": [one | {"n": 5}]},
+    ):
+        (results / "full.json").write_text(json.dumps({"table1": {"mnist-1": found | {"accuracies": wrong}}}))
+        with pytest.raises(RecollectError, match=r"full\.json is damaged at table1 mnist-1"):
+            page.every(results)
 
 
 def test_an_evaluation_without_the_memory_draws_nothing(tmp_path):
@@ -253,6 +295,17 @@ def test_settings_given_in_python_have_their_types(name, value):
     check(changed(DistillConfig(), window=np.int64(2), inner_lr=np.float32(0.5)))  # numbers of other makers are numbers
 
 
+@pytest.mark.parametrize("momentum", [0, np.float32(0.5)])
+def test_a_momentum_may_be_any_number(momentum, tmp_path):
+    """Torch's Adam takes nothing but floats, and JSON no numbers of numpy."""
+    config = changed(CONFIG, outer_optimiser="adam", outer_momentum=momentum, outer_steps=np.int64(2), checkpoint_seconds=0)
+    memory = distill(toy(), config, run=tmp_path / "run")
+    (tmp_path / "run" / "memory.safetensors").unlink()
+    assert torch.equal(distill(toy(), config, run=tmp_path / "run", resume=True).bases, memory.bases)
+    config = changed(CONFIG, outer_steps=1)
+    assert select(toy(), config, "inner_lr", np.array([0.01, 0.02]), run=tmp_path / "s", networks=1).best in (0.01, 0.02)
+
+
 @pytest.mark.parametrize("count", [0, 10_001, 2**63, 10**30])
 def test_so_many_networks_or_seeds_are_none(tmp_path, count):
     memory = distill(toy(), changed(CONFIG, outer_steps=1))
@@ -322,6 +375,7 @@ harms = {
     "exception": lambda: {}["x"],
     "program": lambda: os.system("true"),
     "elsewhere": lambda: (place / "elsewhere").write_text("x"),
+    "busy": lambda: os.path.exists(place / "met") or (os.mkdir(place / "met"), all(True for _ in iter(int, 1))),
     "fine": lambda: (_ for _ in ()).throw(RecollectError("no")),
 }
 tally = attack.Tally(place / "findings")
@@ -352,7 +406,8 @@ def test_a_slice_of_the_attack(tmp_path):
 
 
 def test_the_attack_notices(tmp_path):
-    """Crashes, hangs, memory, other exceptions, programs and files elsewhere, each told and saved with its input."""
+    """Crashes, hangs, memory, other exceptions, programs and files elsewhere, each told and saved with its input. What hangs only
+    once has met a busy machine."""
     done = attacking("-c", HARMS, tmp_path, cwd=tmp_path)
     seen = json.loads(done.stdout.splitlines()[-1])
     words = {
@@ -364,9 +419,55 @@ def test_the_attack_notices(tmp_path):
         "elsewhere": "it",
     }
     assert seen["found"] == [[name, words[name]] for name in words for _ in range(2)]
-    assert seen["tries"] == dict.fromkeys([*words, "fine"], 2)
+    assert seen["tries"] == dict.fromkeys([*words, "busy", "fine"], 2)
     assert seen["refused"]["fine"] == 2
     assert len(list((tmp_path / "findings").glob("*/input/x"))) == 12
+
+
+def test_an_attack_goes_on_where_it_was(tmp_path):
+    words = [
+        ROOT / "experiments" / "attack.py",
+        "--only",
+        "readers",
+        "--share",
+        0.01,
+        "--out",
+        "attack.json",
+        "--findings",
+        "found",
+    ]
+    told = []
+    for _ in range(2):
+        done = attacking(*words, "--minutes", 0, "--seed", 3, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told.append(json.loads((tmp_path / "attack.json").read_text()))
+        told[-1]["environment"] = None
+    assert told[0]["tries"] == told[0]["done"] != {}
+    assert sum(told[1]["tries"].values()) > sum(told[0]["tries"].values())
+    assert told[1]["tries"] == told[1]["done"]
+    done = attacking(*words, "--seed", 4, cwd=tmp_path)
+    assert "attack.json is of other seed (3): give another --out" in done.stderr
+
+
+def test_the_page_has_the_counts_of_the_file(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    attack_page = experiment_module("attack_page")
+    assert attack_page.page(attack_page.PAGE.read_text()) == attack_page.PAGE.read_text()
+    attacks = json.loads(attack_page.RESULTS.read_text())["attacks"]
+    assert all(each["findings"] == [] for each in attacks)
+    assert {group for each in attacks for group in each["groups"]} == {"files", "readers", "numbers", "kills", "studio"}
+
+
+def test_readers_hold_where_the_guided_attack_begins(tmp_path, monkeypatch):
+    """Without atheris it says how to get it."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    guided = experiment_module("attack_guided")
+    for name in guided.TARGETS:
+        for data in guided.corpus(name):
+            for damaged in (data, data[: len(data) // 2], data[::-1]):
+                guided.attempt(name, tmp_path / "x.npz", damaged)
+    monkeypatch.setitem(sys.modules, "atheris", None)
+    assert guided.main(["mat"]) == 2
 
 
 def test_the_same_seed_gives_the_same_cases(tmp_path, monkeypatch):

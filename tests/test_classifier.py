@@ -118,7 +118,7 @@ def test_what_cannot_be_seen_through_is_told(classifier, tmp_path, mode):
     clear.putpixel((2, 3), (0, 0, 0, 0))
     clear.convert(mode).save(tmp_path / "clear.png")
     (answer,) = classifier.classify(tmp_path / "clear.png")
-    assert answer.notice.startswith("transparent in parts, made opaque")
+    assert answer.notice.startswith("transparent in parts, put on ")
 
 
 def test_a_grey_picture_for_colour_memories(tmp_path):

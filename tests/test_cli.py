@@ -32,6 +32,7 @@ from recollect.evaluation import kept
 from recollect.runs import Run
 from recollect.show import terminal
 from recollect.studio.shelf import stock
+from recollect.training import Progress
 
 SMALL = {"network": "mlp:width=8", "outer_steps": 3, "inner_steps": 3, "window": None, "outer_lr": 0.01, "device": "cpu"}
 TINY = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -90,7 +91,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_distill(call, toy_npz, toy_images, folder):
     out, err = call("distill", toy_npz, *TINY)
     assert out == "186 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
-    assert err.startswith("toy: step 1/3  loss ")
+    advice, steps = err[: err.index("toy: step")].splitlines(), err[err.index("toy: step") :]
+    assert steps.startswith("toy: step 1/3  loss ")
+    assert advice[0].startswith("48 images of 1x8x8, 3 classes: a memory of 186 numbers, the floats of 1 a class (")
+    assert 2 <= len(advice) <= 3
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED
     assert run.settings["data"] == {"name": str(toy_npz), "root": None, "size": None, "classes": []}
@@ -891,6 +895,31 @@ def test_a_bar_in_a_terminal(monkeypatch):
 def test_the_bar_starts_again_with_the_next_run(monkeypatch):
     text = steps_in_a_terminal(monkeypatch, [3, 4, 1], 4, done=2)
     assert text.rindex("1/4") > text.rindex("2/4")
+
+
+def test_a_bar_is_there_before_the_first_step(monkeypatch):
+    """As an evaluation needs it, whose first epoch may take minutes."""
+    text = steps_in_a_terminal(monkeypatch, [], 4)
+    assert "toy" in text
+    assert "0/4" in text
+
+
+def test_a_training_tells_the_time_left_from_its_second_second(capsys, monkeypatch):
+    """Networks are trained some at a time: epochs of all of them are counted."""
+    times = iter([100.0, 100.5, 102.0, 102.0, 400.0, 400.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(times))
+    with terminal.trainings("memory") as progress:
+        for finished, epoch in ((0, 1), (0, 2), (2, 3)):
+            progress(Progress(finished, 2, 4, epoch, 10, 0.5))
+    assert capsys.readouterr().err.splitlines() == [
+        "memory: epoch 4/40  loss 0.5000  0.50 s/epoch  18 s left",
+        "memory: epoch 26/40  loss 0.5000  11.54 s/epoch  3 min left",
+    ]
+
+
+def test_times_are_said_in_minutes_and_hours():
+    said = [terminal.lasting(seconds) for seconds in (0.04, 9.94, 12.3, 119.0, 121.0, 5400.0, 7300.0, 36_000.0)]
+    assert said == ["0.0 s", "9.9 s", "12 s", "119 s", "2 min", "90 min", "2 h 2 min", "10 h 0 min"]
 
 
 def test_ctrl_c_is_answered_while_an_operation_cannot_be_interrupted(monkeypatch):

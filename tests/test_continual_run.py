@@ -187,6 +187,8 @@ def test_defaults_are_the_stream_s(monkeypatch):
     assert cli.parse(["continual", "--seeds", "2", "cifar100", "--bases", "8"]).config.inner.network == "lamaml"
     assert cli.parse(["continual", "permutations-60k"]).config.buffer.outer_per_batch == 2
     assert cli.parse(["continual", "split", "--classes-per-task", "5"]).config.memory.bases is None
+    split = cli.parse(["continual", "split", "--data", "digits"]).config  # two minutes, and not twenty
+    assert (split.inner.steps, split.buffer.outer_per_batch, split.memory.init) == (20, 2, "samples")
 
 
 # --- resuming ------------------------------------------------------------------------------------------------------

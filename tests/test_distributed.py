@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -20,8 +22,7 @@ from recollect import RecollectError, cli, distill, distributed, unroll
 from recollect.config import changed, preset
 from recollect.distributed import Ranks
 from recollect.fast.engine import Engine
-from recollect.fast.flat import General
-from recollect.fast.shards import Shards
+from recollect.fast.flat import General, Shards
 from recollect.files import sha256
 from recollect.nets import Network
 
@@ -80,7 +81,8 @@ def main(out: Path) -> None:
         if ranks.world == 3:
             found["float64"] = [split_batches(ranks, name) for name in ("mlp:width=8", "convnet:width=8,depth=1")]
             torch.save(by_batch(out), out / f"shard-{ranks.rank}.pt")
-        (out / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
+    found["threads"] = [name for path in Path("/proc/self/task").iterdir() if "gloo" in (name := (path / "comm").read_text())]
+    (out / f"rank-{ranks.rank}.json").write_text(json.dumps(found))
 
 
 WRONG = {
@@ -181,6 +183,7 @@ def test_the_same_bytes_by_any_number_of_processes(alone, tmp_path, processes):
         assert {n: each[n] for n in wanted if n != "said"} == json.loads(
             json.dumps({n: wanted[n] for n in wanted if n != "said"})
         )
+        assert each["threads"] == []  # one that is left can end the process by a signal, after all is done
         assert all(idle in line for line in each["said"])
         assert len(each["said"]) == (3 if processes == 4 else 0)
         assert max(each.get("float64", [0])) < 1e-13
@@ -269,6 +272,14 @@ def test_nobody_to_meet():
     assert f"error: rank 1 of 2 met nobody at 127.0.0.1:{port} in 1 s: start all 2 processes by torchrun" in ended.stderr
 
 
+@pytest.mark.parametrize(("name", "value"), [("WORLD_SIZE", "many"), ("RANK", "-1"), ("RANK", "1" * 4400), ("LOCAL_RANK", "٣")])
+def test_an_environment_that_is_none(name, value, monkeypatch, capsys):
+    for each, usual in {"WORLD_SIZE": "2", "RANK": "0", name: value}.items():
+        monkeypatch.setenv(each, value if each == name else usual)
+    assert cli.main(["distill", "digits"]) == 2
+    assert f"error: the environment has {name} '{value}', no whole number" in capsys.readouterr().err
+
+
 def met(*facts: dict[str, object]) -> list[str]:
     """What each of some processes is told when they meet; nothing if they may go on."""
     store, told = torch.distributed.HashStore(), [""] * len(facts)
@@ -295,6 +306,17 @@ def test_processes_are_compared_before_anything_is_computed():
     cuda = met({"device": "cuda"}, {"device": "cuda"})
     assert torch.cuda.is_available() or "--nproc-per-node 0, or device cpu" in cuda[0]
     assert "each process takes the GPU of its LOCAL_RANK: give cuda" in met({"device": "cuda:1"}, {})[0]
+
+
+@pytest.mark.parametrize(("what", "there"), [("torch", "0.4"), ("recollect", "9"), ("Python", "2.7"), ("numpy", "1.0")])
+def test_another_version_is_refused(what, there):
+    """By rank 0, which says whose it is."""
+    store = torch.distributed.HashStore()
+    versions = {"torch": torch.__version__, "recollect": recollect.__version__, "numpy": numpy.__version__}
+    versions |= {"Python": platform.python_version(), "threads (OMP_NUM_THREADS)": torch.get_num_threads(), "device": "cpu"}
+    store.set("0: rank 1", json.dumps(versions | {what: there}))
+    with pytest.raises(RecollectError, match=rf"rank 1 has {what} '{there}', rank 0 '.*': start all with the same"):
+        Ranks(0, 2, store).meet("cpu", {})
 
 
 if __name__ == "__main__":

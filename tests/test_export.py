@@ -13,7 +13,7 @@ from recollect import RecollectError, load
 from recollect.export import export
 from recollect.show.pictures import to_pixels
 
-FORMATS = ["npz", "png", "sheet", "pt"]
+FORMATS = ["npz", "png", "sheet", "pt", "parquet"]
 
 
 @pytest.mark.parametrize("query", [None, ["frog", "cat"]], ids=["all", "two"])

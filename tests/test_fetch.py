@@ -245,6 +245,15 @@ def test_wrong_checksum(part_is_bad, images, get, server):
     assert place.read_bytes() == content
 
 
+def test_a_mirror_that_never_ends(images, get, server, monkeypatch):
+    _, part, _ = images
+    monkeypatch.setattr(fetch, "MOST", 2**20)
+    server.files[IMAGES] = bytes(2**23)
+    with pytest.raises(RecollectError, match="it does not end, and no file of 1,048,576 bytes is expected: use another mirror"):
+        get("mnist")
+    assert list(part.parent.iterdir()) == []
+
+
 def test_damaged_file_is_fetched_again(images, get, server):
     content, _, place = images
     get("mnist")

@@ -23,9 +23,9 @@ from safetensors import safe_open
 from recollect import Classifier, Images, Memory, Recipe, compose, data, distill, limits, preset
 from recollect.cli import main
 from recollect.data import readers
+from recollect.data.fitting import open_picture
 from recollect.data.images import make_images
 from recollect.data.pickles import unpickle
-from recollect.data.pictures import open_picture
 from recollect.errors import RecollectError
 from recollect.header import Header
 from recollect.nets import Network
@@ -133,7 +133,7 @@ EVIL = {  # the pickle, and why it is refused
     "name as a class": (b"\x80\x02cnumpy\nndarray\n)\x81.", "NEWOBJ"),
     "persistent id": (b"Pthing\n.", "PERSID"),
     "tuples 200,000 deep as a key": (b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.", "a key is no string"),
-    "a key of 2^60 nodes": (b"\x80\x02})q\x00" + b"h\x00h\x00\x86q\x00" * 60 + b"K\x01s.", "a key is no string"),
+    "a key of 2^60 nodes": (b"\x80\x02}()q\x00" + b"h\x00h\x00\x86q\x00" * 59 + b"u.", "a key is no string"),
     "one string as many arrays": (
         b"\x80\x02](X"
         + struct.pack("<I", 10**5)

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import recollect
 from recollect.errors import RecollectError
 from recollect.jobs import EXECUTORS, Inline, Job, Processes, Tell
 
+HERE = [name for name in EXECUTORS if name != "list"]  # of the cluster: test_cluster
+
 
 def double(number: int, tell: Tell) -> int:
     tell(f"doubling {number}", 0.5)
@@ -25,7 +28,7 @@ def refuse(number: int, tell: Tell) -> int:
     raise RecollectError(f"{number} is not for me: give another")
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("name", HERE)
 def test_results_come_in_the_jobs_order_and_all_is_told(name):
     told: list[tuple[str, float]] = []
     jobs = [Job(f"job {number}", double, (number,)) for number in range(5)]
@@ -59,7 +62,7 @@ def test_a_run_that_was_stopped_in_another_process_says_so_here():
 @pytest.fixture(scope="module")
 def small() -> dict:
     """A selection of two values, without where and by whom. What takes long to import is not in other processes' way."""
-    from test_selection import SHORT, toy
+    from test_evaluation import SHORT, toy
 
     return {"images": toy(), "config": SHORT, "field": "bases", "values": [2, 3], "networks": 2}
 
@@ -111,7 +114,7 @@ def selected(tmp_path_factory, small) -> dict[str, object]:
     return written(folder)
 
 
-@pytest.mark.parametrize("name", [*EXECUTORS, "backwards"])
+@pytest.mark.parametrize("name", [*HERE, "backwards"])
 def test_a_selection_is_the_same_by_any_executor(small, selected, tmp_path, name):
     executor, lines = EXECUTORS[name](2) if name in EXECUTORS else Backwards(), []
     found = recollect.select(**small, run=tmp_path / "s", executor=executor, progress=lines.append)
@@ -202,3 +205,88 @@ def until(is_so) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+# --- a list of commands --------------------------------------------------------------------------------------------------
+
+
+def commands(capsys, *words: object) -> list[list[str]]:
+    from recollect.cli import main
+
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 0
+    return [shlex.split(line) for line in capsys.readouterr().out.splitlines() if line.startswith("recollect ")]
+
+
+def test_a_selection_as_commands(capsys, tmp_path, toy_npz):
+    from recollect.cli import main
+
+    short = ["--outer-steps", 2, "--network", "mlp:width=4", "--inner-steps", 2, "--networks", 2, "--values", 2, 3]
+    words = ["select", toy_npz, *short, "--out"]
+    assert main([str(word) for word in [*words, tmp_path / "inline", "--quiet"]]) == 0
+    listed = commands(capsys, *words, tmp_path / "listed", "--executor", "list")
+    assert [line[-1] for line in listed] == ["bases 2", "bases 3"]
+    for line in reversed(listed):
+        assert main(line[1:]) == 0
+    assert commands(capsys, "resume", tmp_path / "listed", "--executor", "list") == []
+    assert main(["resume", str(tmp_path / "listed"), "--quiet"]) == 0
+    assert written(tmp_path / "listed") == written(tmp_path / "inline")
+    assert main(["resume", str(tmp_path / "listed"), "--job", "bases 4"]) == 2
+    assert "unknown job 'bases 4': did you mean" in capsys.readouterr().err
+
+
+def test_a_stream_as_commands(capsys, tmp_path, toy_npz):
+    from test_continual_run import TINY
+
+    from recollect.cli import main
+
+    words = ["continual", "rotations", "--data", toy_npz, *TINY, "--seeds", 1, "--learners", "compress", "union", "er", "--out"]
+    assert main([str(word) for word in [*words, tmp_path / "inline", "--quiet"]]) == 0
+    first = commands(capsys, *words, tmp_path / "listed", "--executor", "list")
+    assert [line[-1] for line in first] == [*(f"seed 0, compress, task {task}" for task in (1, 2, 3)), "seed 0, er"]
+    assert main(["resume", str(tmp_path / "listed"), "--job", "seed 0, union"]) == 2
+    assert "union needs the memories of all tasks, and task 1 has none" in capsys.readouterr().err
+    for line in [*first, first[0]]:  # one that is finished, too
+        assert main(line[1:]) == 0
+    then = commands(capsys, *words, tmp_path / "listed", "--executor", "list")
+    assert [line[-1] for line in then] == ["seed 0, compress", "seed 0, union"]
+    for line in then:
+        assert main(line[1:]) == 0
+    assert main(["resume", str(tmp_path / "listed"), "--quiet"]) == 0
+    ours, theirs = (written(tmp_path / name) for name in ("listed", "inline"))
+    assert {n: v for n, v in ours.items() if n != "table.json"} == {n: v for n, v in theirs.items() if n != "table.json"}
+
+
+def test_an_evaluation_as_commands_and_by_processes(capsys, tmp_path):
+    from recollect.cli import main
+
+    config = recollect.preset("fast", network="mlp:width=8", inner_steps=2, window=2, outer_steps=2)
+    recollect.distill(recollect.load("digits"), config).save(tmp_path / "m.safetensors")
+    short = ["--epochs", 2, "--networks", 2, "--architectures", "mlp:width=8", "mlp:width=4"]
+    words = ["evaluate", tmp_path / "m.safetensors", *short]
+    listed = commands(capsys, *words, "--executor", "list", "--json", "x.json")
+    assert [line[-1] for line in listed] == ["mlp:width=8", "mlp:width=4"]
+    for line in listed:
+        assert main(line[1:]) == 0
+    assert len(list((tmp_path / "evaluations").iterdir())) == 2
+    found = {}
+    for name in ("inline", "processes"):
+        path = tmp_path / f"{name}.json"
+        assert main([str(word) for word in [*words, "--executor", name, "--workers", 2, "--json", path]]) == 0
+        found[name] = [(row["name"], row["network"], row["values"]) for row in json.loads(path.read_text())["rows"]]
+    assert found["inline"] == found["processes"]
+    assert len(found["inline"]) == 4
+
+
+def test_cells_as_commands(capsys, tmp_path, monkeypatch):
+    from recollect.reproduce import run as module
+
+    monkeypatch.setattr(module, "_lacks", lambda *_: "")
+    folders = ["--out", tmp_path / "out", "--results", tmp_path / "results", "--pages", tmp_path / "pages"]
+    listed = commands(capsys, "reproduce", "table1", *folders, "--cells", "mnist-1", "svhn-1", "--executor", "list")
+    assert [line[:5] for line in listed] == [
+        ["recollect", "reproduce", "table1", "--cells", name] for name in ("mnist-1", "svhn-1")
+    ]
+    for line in listed:
+        assert line[line.index("--out") + 1] == str(tmp_path / "out")
+    assert not [*tmp_path.rglob("*.safetensors")]

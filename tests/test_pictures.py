@@ -55,15 +55,19 @@ def test_tiny_imagenet(tmp_path):
     assert data.load("tinyimagenet", root=tmp_path, size=32).shape == (3, 32, 32)
     (folder / "words.txt").unlink()
     assert data.load(folder).class_names == tuple(WNIDS)
-    with (folder / "val/val_annotations.txt").open("a") as file:
-        file.write("val_5.JPEG\tn777\t0\t0\t0\t0\n")
-    refused("val_annotations.txt: line 6", "tinyimagenet", root=tmp_path)
+    known = (folder / "val/val_annotations.txt").read_text()
+    for wrong in ("val_5.JPEG\tn777\t0\t0\t0\t0\n", "../../train/n001/images/n001_0.JPEG\tn001\n"):
+        (folder / "val/val_annotations.txt").write_text(known + wrong)
+        refused("val_annotations.txt: line 6", "tinyimagenet", root=tmp_path)
 
 
 def test_tiny_imagenet_with_a_missing_picture(tmp_path):
     write_tiny(tmp_path)
     (tmp_path / "val/images/val_2.JPEG").unlink()
     refused("val_2.JPEG: .*No such file", "tinyimagenet", root=tmp_path)
+    long = (tmp_path / "val/val_annotations.txt").read_text().replace("val_2.JPEG", "x" * 300)
+    (tmp_path / "val/val_annotations.txt").write_text(long)
+    refused("xxx: .*File name too long", "tinyimagenet", root=tmp_path)
 
 
 def write_folder(folder: Path, classes: str, n: int = 5, mode: str = "RGB") -> tuple[np.ndarray, list[int]]:
@@ -164,7 +168,7 @@ def test_bad_folders(tmp_path):
     refused("a/0.png: not a picture, or a damaged one", folder)
     (folder / "a/0.png").unlink()
     (folder / "a/0.png").mkdir()
-    refused("a/0.png: not a file", folder)
+    refused(r"a/0.png: a folder inside a class folder: give --pattern .\{label\}/\*\*/\*., or move", folder)
     (folder / "a/0.png").rmdir()
     (folder / "list.csv").write_text("x")
     refused("list.csv: a file beside the class folders", folder)
@@ -253,5 +257,11 @@ def test_bad_hugging_face(hf, tmp_path, monkeypatch):
     broken = hf.Dataset.from_dict({"picture": [{"bytes": b"nonsense", "path": None}] * 6, "label": [0, 1] * 3}, features=features)
     broken.save_to_disk(tmp_path / "broken")
     refused(r"train\[0\]: not a picture, or a damaged one", f"hf:{tmp_path}/broken")
+    eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", None)
+    for number, raw in enumerate((eps, eps[:2] + b"x")):
+        foreign = hf.Dataset.from_dict({"picture": [{"bytes": raw, "path": None}] * 6, "label": [0, 1] * 3}, features=features)
+        foreign.save_to_disk(tmp_path / f"foreign-{number}")
+        refused(r"train\[0\]: not a picture, or a damaged one: give a PNG", f"hf:{tmp_path}/foreign-{number}")
     monkeypatch.setitem(sys.modules, "datasets", None)
     refused(r"pip install 'recollect\[hf\]'", "hf:owner/name")

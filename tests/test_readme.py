@@ -20,9 +20,9 @@ FIGURES = (ROOT / "docs" / "results" / "README-figures.md").read_text()
 
 
 def test_it_is_short():
-    """One screen to read, eight lines of Python to write."""
-    (python,) = PYTHON
-    assert sum(bool(line.strip()) for line in python.splitlines()) <= 8
+    """One screen to read, eight lines of Python to write, and four for continuous targets."""
+    for python, most in zip(PYTHON, (8, 4), strict=True):
+        assert sum(bool(line.strip()) for line in python.splitlines()) <= most
     assert len(README.splitlines()) <= 90
 
 
@@ -153,6 +153,30 @@ def test_the_continual_table_is_that_of_the_files():
         assert (means or "| ended: ") in table
 
 
+def test_the_tables_of_queries_are_those_of_the_file():
+    """docs/queries.md: of each dataset the chosen candidate on validation, and on test all rows, by 20 networks."""
+    page = (ROOT / "docs" / "queries.md").read_text().replace("**", "")
+    cells = read_json(RESULTS / "queries.json")["rows"]
+    assert len(cells) == 4
+    for name, cell in cells.items():
+        tried, dataset = list(cell["tried"].values()), name.rpartition(" ")[0]
+        assert all((row["n"], row["on"]) == (5, "validation") for row in tried)
+        assert tried[cell["chosen"]]["mean"] == max(row["mean"] for row in tried)
+        settings = tried[cell["chosen"]]["settings"]
+        chosen = f"{settings['objective']}, {settings['inner_lr']:g}, {settings['bases'] or 'default'}"
+        minutes = sum(row["minutes"] for row in [*tried, *cell["test"].values()])
+        assert f"| {dataset} | {chosen} | {score(tried[cell['chosen']])} | {minutes:.0f} |" in page
+        for what, row in cell["test"].items():
+            assert (row["n"], row["on"]) == (1 if what.startswith("mean of") else 20, "test")
+            error = f" {row['rmse']:.3g} ± {row['rmse_deviation']:.2g} |" if "rmse" in row else ""
+            assert f"| {dataset} | {what} | {row['size']:,} | {score(row)} |{error}" in page
+
+
+def score(row: dict) -> str:
+    """R2, or accuracy in percent."""
+    return f"{row['mean']:.3f} ± {row['deviation']:.3f}" if "rmse" in row else f"{row['mean']:.1f} ± {row['deviation']:.1f}"
+
+
 def test_both_commands_are_shown():
     makefile = (ROOT / "Makefile").read_text()
     for command in ("demo", "test"):
@@ -176,7 +200,7 @@ def test_imports_with_only_the_core_dependencies():
     code = """
 import sys, importlib, pkgutil, warnings
 warnings.simplefilter("ignore")
-for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pandas"):
+for name in ("datasets", "tensorboard", "pytest", "hypothesis", "pyarrow", "pandas", "huggingface_hub"):
     sys.modules[name] = None
 import recollect
 for module in pkgutil.walk_packages(recollect.__path__, "recollect."):

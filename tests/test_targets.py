@@ -456,7 +456,7 @@ def test_a_torch_dataset_goes_everywhere(tmp_path):
     assert whole.train.targets.shape == (22, 1)
     with pytest.raises(RecollectError, match="not examples of one size"):
         from_dataset((np.zeros((3, 2)), [1, [2, 3], 4]))
-    with pytest.raises(RecollectError, match=r"targets are \[21, 2\] for 1 names"):
+    with pytest.raises(RecollectError, match=r"targets are \[30, 2\] for 1 names: give \[N, 1\]"):
         from_dataset((np.zeros((30, 2)), np.random.rand(30, 2)), class_names=["one"])
 
 
@@ -603,7 +603,12 @@ def test_files_of_a_recall(tmp_path):
     assert found["X"].shape[1:] == (1, 4, 4)
     with pytest.raises(RecollectError, match=r"recalls images, and a \.csv is for vectors"):
         export(distill(toy(), SMALL), None, tmp_path / "toy.csv", "csv")
+    for kind in ("png", "parquet", "ddranking"):
+        with pytest.raises(RecollectError, match="has no classes"):
+            export(distill(rotating(), SMALL), None, tmp_path / "rows", kind)
     memory = distill(load("wine"), changed(SMALL, network="mlp:width=8"))
+    with pytest.raises(RecollectError, match="recalls vectors, and sheet is for images"):
+        export(memory, None, tmp_path / "wine.png", "sheet")
     export(memory, ["class_1"], tmp_path / "wine.csv", "csv")
     assert {line["class"] for line in csv.DictReader((tmp_path / "wine.csv").read_text().splitlines())} == {"class_1"}
 

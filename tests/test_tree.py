@@ -25,12 +25,14 @@ seeds: one purpose for each use of a seed
 devices: cpu or cuda
 distributed: one run on many processes
 config: every setting, with its help text
+reading: how pictures of a folder become alike
 data: images from anywhere, preprocessed and augmented
 nets: networks and their first weights
 queries: what a memory is asked with
 tensorfile: one file of tensors and a header
 header: what a memory's file says of itself
 words, minilm: names as query vectors
+hub: memories on the Hugging Face Hub
 zoo: memories by name
 memory: Budget and Memory: recall
 starts: how bases and addressing begin
@@ -41,7 +43,7 @@ outer: one outer step
 training: fresh networks on a recall
 experts: networks trained once on real images
 runs: a run's folder
-jobs: independent jobs, run anywhere
+jobs, cluster: independent jobs, run anywhere
 decisions: every default decided for a dataset
 minutes: what fits into them
 own: what is given in Python, tried first
@@ -49,11 +51,14 @@ distiller: its outer step
 distillation: Algorithm 1
 coresets: real images chosen by their features
 evaluation: accuracy of trained networks
+ddranking: its form of a recall, and its scores
 composition, classifier: classes of several memories, pictures without labels
 selection: one setting, chosen on validation
 continual: streams, learners, metrics
+cost: what a run takes, before it is started
 show: terminal, report, figures
 export: a recall as files
+publish: a memory on the Hugging Face Hub, with its card
 reproduce: the paper's tables and figures
 studio: the web page
 demo, bench: the first example, benchmarks

@@ -134,6 +134,12 @@ def test_recall_of_words(memory, tmp_path):
     new, _ = memory.recall(words="toad")
     assert new.shape == (5, 1, 8, 8)
     assert not torch.allclose(new, memory.recall(words="frog")[0])
+    other = memory.of_words(["toad", "frog"])
+    assert (other.class_names, other.name) == (("toad", "frog"), "toy")
+    assert torch.equal(other.recall("toad")[0], new)
+    assert torch.equal(other.of_words(["cat"]).recall()[0], memory.recall("cat")[0])
+    with pytest.raises(RecollectError, match="word 'toad' is there twice"):
+        memory.of_words(["toad", "newt", "toad"])
     memory.save(tmp_path / "words.safetensors")
     loaded = Memory.load(tmp_path / "words.safetensors")
     assert torch.equal(loaded.recall(words="toad")[0], new)

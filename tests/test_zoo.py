@@ -16,7 +16,7 @@ import torch
 from conftest import experiment_module, make_memory
 
 import recollect
-from recollect import RecollectError, zoo
+from recollect import Memory, RecollectError, zoo
 from recollect.cli import main
 from recollect.data import NAMED, data_root
 from recollect.files import compact, read_json, sha256
@@ -112,6 +112,12 @@ def test_what_cannot_be_is_one_line(command, words, cache, tmp_path, monkeypatch
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["", ".", "a/../mnist-1", "mnist-1/../../x", "\0", "x" * 5000, "hf:x/y"])
+def test_no_name_leads_elsewhere(name, cache):
+    with pytest.raises(RecollectError, match="does not exist"):
+        Memory.load(name)
 
 
 def test_others_are_fetched_once(cache, mirror):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from recollect.evaluation import Evaluation, evaluate
     from recollect.memory import Budget, Memory
     from recollect.nets import Network
+    from recollect.publish import push_to_hub
     from recollect.selection import select
     from recollect.unroll import metagradient
 
@@ -44,6 +45,7 @@ _HOME = {
     "load": "data",
     "metagradient": "unroll",
     "preset": "config",
+    "push_to_hub": "publish",
     "select": "selection",
 }
 
@@ -67,6 +69,7 @@ __all__ = [
     "load",
     "metagradient",
     "preset",
+    "push_to_hub",
     "select",
 ]
 

@@ -11,20 +11,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from recollect.config import Recipe, from_json, read_recipe, to_json
+from recollect.data.fitting import FORMATS_READ, background_for, fitted, full_size, is_clear, is_grey, open_picture
 from recollect.data.images import Images, Split
-from recollect.data.pictures import FORMATS_READ, open_picture, pixels_of
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
 from recollect.errors import RecollectError, unknown
 from recollect.evaluation import On
 from recollect.header import MAX_SIDE, can_prepare
 from recollect.nets import Network, Params, Shape, shapes
+from recollect.reading import Reading, reading
 from recollect.tensorfile import Kind, checksum, plain
 
 CLASSIFIER = Kind("classifier", "recollect-classifier", "a classifier's", 1, "compose it again")
@@ -99,11 +99,11 @@ class Classifier:
         return torch.cat(found)
 
     def classify(self, pictures: "Picture | Sequence[Picture]") -> list[Answer]:
-        """An answer for each picture, a file or a PIL image: it is resized, and made grey or coloured as the memories were."""
+        """An answer for each picture, a file or a PIL image: it is fitted, and made grey or coloured as the memories' were."""
         listed = list(pictures) if isinstance(pictures, Sequence) and not isinstance(pictures, str) else [pictures]
         if not listed:
             raise RecollectError("there is no picture to classify: give one")
-        read = [read_picture(picture, self.image_shape) for picture in listed]
+        read = [read_picture(picture, self.image_shape, self.preprocess.pictures) for picture in listed]
         answers = []
         for row, (_, notice) in zip(self.probabilities(torch.stack([pixels for pixels, _ in read])), read, strict=True):
             best = int(row.argmax())
@@ -217,33 +217,41 @@ def _homes(source: Source, datasets: Sequence[Images]) -> list[Images]:
     return found
 
 
-def read_picture(picture: Picture, shape: Shape) -> tuple[Tensor, str]:
-    """A picture as uint8 pixels of this shape, and a word on what had to be done to it."""
+def read_picture(picture: Picture, shape: Shape, stated: dict[str, str] | None = None) -> tuple[Tensor, str]:
+    """A picture as uint8 pixels of this shape, and a word on what had to be done to it.
+
+    Arguments:
+        picture: a file, or a PIL image.
+        shape: (channels, height, width).
+        stated: how the training pictures were fitted, as a header has it. Default: stretched.
+    """
     is_file = isinstance(picture, str | Path)
     name = str(picture) if is_file else str(getattr(picture, "filename", "") or "the picture")
     if is_file and not os.path.isfile(picture):
         raise RecollectError(f"{name} is not a file: give a PNG or JPEG file")
     if shape[0] not in (1, 3):
         raise RecollectError(f"{name} has 1 or 3 channels, and this classifier sees {shape[0]}: use probabilities()")
+    how = reading(**(stated or {}), colour="rgb" if shape[0] == 3 else "grey")
     with parsing(f"{name}: not a picture, or a damaged one", f"give a {FORMATS_READ} file"):
-        opened = open_picture(Path(picture)) if isinstance(picture, str | Path) else picture
-        pixels, notices = pixels_of(name, opened, None, None), _lost(opened)
-        if len(pixels) != shape[0]:
-            notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
-            pixels = pixels_of(name, opened, None, "RGB" if shape[0] == 3 else "L")
-    found = torch.from_numpy(pixels.copy())
-    if found.shape[1:] != shape[1:]:
-        notices.append(f"{found.shape[2]}x{found.shape[1]}, made {shape[2]}x{shape[1]}")
-        found = torch.nn.functional.interpolate(found[None], shape[1:], mode="bilinear", antialias=True)[0]
-    return found, "; ".join(notices)
+        opened = open_picture(Path(picture), max(shape[1:])) if isinstance(picture, str | Path) else picture
+        found = fitted(name, opened, shape[1:], how)
+        background = background_for(how, [found]) or "white"
+        return torch.from_numpy(found.on(background).copy()), "; ".join(_done(opened, shape, how, background))
 
 
-def _lost(picture: "Image.Image") -> list[str]:
-    """What a network that sees grey or RGB pixels of 8 bits will not see of it."""
+def _done(picture: "Image.Image", shape: Shape, how: Reading, background: str) -> list[str]:
+    """What a network that sees grey or RGB pixels of 8 bits and one size will not see of a picture."""
+    notices = []
     if picture.mode.startswith("I"):
-        return ["of 16 bits, made 8"]
-    clear = picture.has_transparency_data and np.asarray(picture.convert("RGBA"))[..., 3].min() < 255
-    return ["transparent in parts, made opaque"] if clear else []
+        notices.append("of 16 bits, made 8")
+    elif is_clear(picture):
+        notices.append(f"transparent in parts, put on {background}")
+    if is_grey(picture) != (shape[0] == 1):
+        notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
+    if (full := full_size(picture)) != (shape[2], shape[1]):
+        done = {"stretch": "made", "crop": "cropped to", "pad": "padded to"}[how.fit]
+        notices.append(f"{full[0]}x{full[1]}, {done} {shape[2]}x{shape[1]}")
+    return notices
 
 
 @dataclass(frozen=True)

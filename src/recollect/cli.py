@@ -29,7 +29,9 @@ from recollect.commands.evaluate import Evaluate
 from recollect.commands.experts import Experts
 from recollect.commands.info import Info
 from recollect.commands.inputs import Data
+from recollect.commands.plan import Plan, PlanStream
 from recollect.commands.plot import Plot
+from recollect.commands.push import Push
 from recollect.commands.recall import Recall
 from recollect.commands.reproduce import Reproduce
 from recollect.commands.resume import Resume
@@ -39,7 +41,7 @@ from recollect.commands.words import Words
 from recollect.commands.zoo import Zoo
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
-from recollect.errors import RecollectError
+from recollect.errors import Left, RecollectError
 from recollect.show.terminal import answering, plain
 
 KINDS: dict[str, Any] = {
@@ -47,6 +49,7 @@ KINDS: dict[str, Any] = {
     "resume": Resume,
     "evaluate": Evaluate,
     "select": Select,
+    "plan": Plan,
     "recall": Recall,
     "compose": Compose,
     "ask": Ask,
@@ -60,6 +63,7 @@ KINDS: dict[str, Any] = {
     "demo": Demo,
     "reproduce": Reproduce,
     "zoo": Zoo,
+    "push": Push,
     "studio": Studio,
     "bench": Bench,
 }
@@ -67,11 +71,14 @@ ABOUT = "Distil a dataset into a tiny addressable memory, and recall from it wha
 DISTILL = Distill(Data(tyro.MISSING), PRESETS["fast"])
 SELECT = Select(Data(tyro.MISSING), PRESETS["fast"])
 CONTINUAL = Continual(tyro.MISSING, ContinualConfig())
-COMMANDS = {"distill": DISTILL, "select": SELECT, "continual": CONTINUAL}
+PLAN = Plan(Data(tyro.MISSING), PRESETS["fast"])
+PLAN_STREAM = PlanStream(tyro.MISSING, tyro.MISSING, ContinualConfig())
+COMMANDS = {"distill": DISTILL, "select": SELECT, "plan": PLAN, "continual": CONTINUAL}
 """those of which one word decides the defaults of others"""
 NAMED = {
     "distill": replace(DISTILL, images=Data("")),
     "select": replace(SELECT, images=Data("")),
+    "plan": replace(PLAN, images=Data("")),
     "continual": replace(CONTINUAL, stream="rotations"),
 }
 """the same, complete without a word: --help may be asked for before there is one"""
@@ -86,42 +93,51 @@ def parse(arguments: list[str]) -> Any:
         print(f"recollect {recollect.__version__}")
         raise SystemExit(0)
     defaults = dict(COMMANDS)
+    kinds, named = _kinds(words)
+    defaults |= {} if kinds is KINDS else {"plan": PLAN_STREAM}
     if words[:1] and words[0] in COMMANDS:
-        defaults[words[0]] = _with_defaults(words, defaults[words[0]])
+        defaults[words[0]] = _with_defaults(words, defaults[words[0]], _commands(named, kinds))
     if words != arguments and (not words or words[0] in KINDS):
-        print(_help(words, defaults, "--help-all" in arguments))
+        print(_help(words, kinds, defaults, "--help-all" in arguments))
         raise SystemExit(0)
-    return tyro.cli(_commands(defaults), prog="recollect", description=ABOUT, args=words)
+    return tyro.cli(_commands(defaults, kinds), prog="recollect", description=ABOUT, args=words)
 
 
-def _help(words: list[str], defaults: dict[str, Any], everything: bool) -> str:
+def _kinds(words: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The commands, and those that are complete without a word: what is planned may be a stream."""
+    if words[:1] == ["plan"] and any(word.partition("=")[0] == "--stream" for word in words):
+        return KINDS | {"plan": PlanStream}, NAMED | {"plan": replace(PLAN_STREAM, data="", stream="rotations")}
+    return KINDS, NAMED
+
+
+def _help(words: list[str], kinds: dict[str, Any], defaults: dict[str, Any], everything: bool) -> str:
     name = words[0] if words else ""
     if not name:
         return help.overview("recollect", KINDS, ABOUT)
-    if KINDS[name] is not DataTop:
-        return help.page(name, KINDS[name], defaults.get(name), everything)
+    if kinds[name] is not DataTop:
+        return help.page(name, kinds[name], defaults.get(name), everything)
     below = words[1] if words[1:] and words[1] in DATA else ""
     return help.page(f"data {below}", DATA[below]) if below else help.overview("recollect data", DATA, help.about(DataTop))
 
 
-def _with_defaults(words: list[str], command: Any) -> Any:
+def _with_defaults(words: list[str], command: Any, named: Any) -> Any:
     """The preset or the stream decides the other defaults: they are parsed once to learn which it is."""
     try:
-        found = tyro.cli(_commands(NAMED), args=words, console_outputs=False)
+        found = tyro.cli(named, args=words, console_outputs=False)
     except SystemExit:  # what is wrong is said by the parser that follows
         return command
-    if isinstance(found, Continual):
+    if isinstance(found, Continual | PlanStream):
         return replace(command, config=STREAMS[found.stream])
     return replace(command, config=PRESETS[found.preset])
 
 
-def _commands(defaults: dict[str, Any]) -> Any:
+def _commands(defaults: dict[str, Any], kinds: dict[str, Any] = KINDS) -> Any:
     each = (
         Annotated[kind, subcommand(name, default=defaults[name]) if name in defaults else subcommand(name)]
-        for name, kind in KINDS.items()
+        for name, kind in kinds.items()
     )
-    kinds = reduce(operator.or_, each)
-    return PositionalMetavarFromFieldName[OmitSubcommandPrefixes[FlagCreatePairsOff[kinds]]]  # pyright: ignore
+    joined = reduce(operator.or_, each)
+    return PositionalMetavarFromFieldName[OmitSubcommandPrefixes[FlagCreatePairsOff[joined]]]  # pyright: ignore
 
 
 def raised(arguments: list[str]) -> list[str]:
@@ -185,6 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
                 return _performed(parse(sys.argv[1:] if arguments is None else arguments), ranks)
         finally:
             sys.stdout.flush()  # a closed pipe is met here, and not when Python ends
+    except Left:
+        return 0
     except RecollectError as error:
         print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recollect.classifier import Classifier, Picture, Source, read_picture, split_of
 from recollect.config import Recipe
+from recollect.data.folders import visible
 from recollect.data.images import Images, Split
-from recollect.data.pictures import visible
 from recollect.data.preprocess import Preprocess
 from recollect.devices import find_device
 from recollect.errors import RecollectError
@@ -178,7 +178,8 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
     if first.image_shape != other.image_shape:
         a, b = ("x".join(map(str, memory.image_shape)) for memory in (first, other))
         raise RecollectError(f"{ours} has images of {a}, {theirs} of {b}: compose memories of one image shape")
-    if first.header.preprocessing == other.header.preprocessing:
+    ours_is, theirs_is = ({**memory.header.preprocessing, "pictures": None} for memory in (first, other))
+    if ours_is == theirs_is:
         return None
     zca, another = ((memory.header.preprocessing.get("zca") or {}).get("file") for memory in (first, other))
     if zca is None and another is None:
@@ -225,7 +226,7 @@ def ask(
         )
     if len(groups) < 2:
         raise RecollectError(f"a classifier needs two groups of pictures or more, not {len(groups)}: give another")
-    shots, notices, pictures = memory.asked.shots, [], []
+    shots, notices, pictures, stated = memory.asked.shots, [], [], memory.header.preprocessing.get("pictures")
     for name, given in groups.items():
         if len(given) < shots:
             has = f"{len(given)} picture{'' if len(given) == 1 else 's'}"
@@ -233,7 +234,7 @@ def ask(
                 f"group '{name}' has {has}, and {memory.name} was made for {shots}: give {shots} or more, "
                 f"or distil a memory for fewer (--shots {max(1, len(given))})"
             )
-        pixels, notice = _pixels(given, memory)
+        pixels, notice = _pixels(given, memory, stated)
         notices += [f"{name}: {notice}"] if notice else []
         pictures.append(pixels)
     preprocess = memory.preprocess(images)
@@ -251,10 +252,10 @@ def _ask_words(memory: Memory, names: list[str], images: Images | None) -> Compo
     return Composition(recalled, labels, tuple(names), memory.preprocess(images), memory_recipe(memory), sources)
 
 
-def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory) -> tuple[Tensor, str]:
+def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory, stated: dict[str, str] | None) -> tuple[Tensor, str]:
     """uint8 [N, C, H, W], and a word on what had to be done to the pictures."""
     if not isinstance(given, Tensor):
-        read = [read_picture(picture, memory.image_shape) for picture in given]
+        read = [read_picture(picture, memory.image_shape, stated) for picture in given]
         notices = sorted({each for _, notice in read for each in notice.split("; ") if each}, reverse=True)
         more = [f"{len(notices) - MOST_NOTICES} other sizes"] * (len(notices) > MOST_NOTICES)
         return torch.stack([pixels for pixels, _ in read]), "; ".join([*notices[:MOST_NOTICES], *more])

@@ -206,8 +206,8 @@ class Running:
     """Where a distillation starts from, runs, and what it keeps."""
 
     start: str | None = None
-    """file of a memory of the same sizes to go on from, or its name in the zoo. Default: fresh bases and addressing. A memory of
-    labels can go on with query images, as probabilities"""
+    """file of a memory of the same sizes to go on from, or its name in the zoo or on the Hub. Default: fresh bases and
+    addressing. A memory of labels can go on with query images, as probabilities"""
     preprocess: Literal["auto", "normalise", "zca"] = "auto"
     """preprocessing of images: normalise each channel, or zca, whitening too; auto is zca for svhn, cifar10 and cifar100"""
     use_validation: bool = False
@@ -298,7 +298,12 @@ def setting(config: Any, name: str) -> Any:
 
 def to_json(config: Any) -> dict[str, Any]:
     """All settings by their names."""
-    return {name: setting(config, name) for name in settings(type(config))}
+    return {name: plain_number(setting(config, name)) for name in settings(type(config))}
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another maker, such as numpy's, as JSON has it; whatever else as it is."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 RENAMED = {"rival_lr": "baseline_lr", "rival_replay": "baseline_replay"}
@@ -338,7 +343,7 @@ def fits(value: object, hint: Any) -> bool:
         return True
     if typing.get_origin(hint) is Literal:
         return value in inside
-    if isinstance(hint, UnionType):
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return any(fits(value, option) for option in inside)
     if typing.is_typeddict(hint):
         known = typing.get_type_hints(hint)

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,11 @@ def _preprocess(
     folder: Run | None, config: DistillConfig, saved: dict[str, Any] | None, images: Images, given: Preprocess | None
 ) -> Preprocess:
     """As the checkpoint says, as it was given, or fitted."""
-    split = training_split(images, config)
+    pixels = training_split(images, config).images
     if folder and saved:
-        return Preprocess.from_json(saved["preprocessing"], folder.folder, split.images)
-    return given or Preprocess.fit(split.images, config.run.preprocess, config.run.device, images.columns)
+        return Preprocess.from_json(saved["preprocessing"], folder.folder, pixels)
+    fitted = given or Preprocess.fit(pixels, config.run.preprocess, config.run.device, images.columns)
+    return replace(fitted, pictures=images.pictures.stated()) if images.pictures else fitted
 
 
 def _as_begun(config: DistillConfig, folder: Run) -> DistillConfig:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy
 import torch
+import torch.distributed.nn  # imported once there is a group, as torch.compile does, it would keep it, and its threads, for ever
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
@@ -121,7 +122,7 @@ class Ranks:
             return
         if device.startswith("cuda:"):
             raise RecollectError(f"device is {device}, but each process takes the GPU of its LOCAL_RANK: give cuda")
-        local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        local, there = _numbered("LOCAL_RANK", 0), torch.cuda.device_count()
         if device == "cuda" and local >= there:
             raise RecollectError(f"{there} GPUs for {local + 1} or more processes here: --nproc-per-node {there}, or device cpu")
         facts |= {"device": device, "torch": torch.__version__, "recollect": recollect.__version__}
@@ -189,7 +190,17 @@ def current() -> Ranks:
 
 def restarted() -> bool:
     """Whether torchrun starts this run once more, after a process died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+    return _numbered("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
+def _numbered(name: str, usual: int) -> int:
+    """A number that torchrun says in the environment."""
+    text = os.environ.get(name, str(usual))
+    if not (text.isdecimal() and text.isascii() and len(text) < 10):
+        raise RecollectError(
+            f"the environment has {name} '{text}', no whole number: start the processes by torchrun, or unset it"
+        )
+    return int(text)
 
 
 @contextlib.contextmanager
@@ -197,11 +208,11 @@ def joined() -> Iterator[Ranks]:
     """Meet the processes that torchrun has started beside this one (RANK, WORLD_SIZE, MASTER_ADDR); those but the first are
     silent. Alone without torchrun."""
     global _current
-    rank, world = (int(os.environ.get(name, usual)) for name, usual in (("RANK", 0), ("WORLD_SIZE", 1)))
+    rank, world = _numbered("RANK", 0), _numbered("WORLD_SIZE", 1)
     if world == 1 or _current.world > 1:
         yield _current
         return
-    local = int(os.environ.get("LOCAL_RANK", 0))
+    local = _numbered("LOCAL_RANK", 0)
     if torch.cuda.is_available() and local < torch.cuda.device_count():
         torch.cuda.set_device(local)
     store = _met(rank, world)

@@ -11,6 +11,10 @@ class RecollectError(ValueError):
         super().__init__(" ".join(message.splitlines()))  # what it quotes may have more
 
 
+class Left(Exception):
+    """No error: the jobs have been left to others."""
+
+
 def unknown(kind: str, name: object, known: Iterable[object], remedy: str = "") -> RecollectError:
     """An error for a name that is not among `known`, offering the nearest match."""
     names = [str(k) for k in known]

@@ -26,7 +26,7 @@ from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import precision
-from recollect.files import read_json, write_json
+from recollect.files import as_json, read_json, write_new
 from recollect.header import read_header
 from recollect.memory import Memory
 from recollect.nets import Constructor, Network, squared_error
@@ -192,12 +192,11 @@ def keep(memory: Path, rows: Sequence[tuple[Evaluation, str]], folder: Path | No
     networks = "+".join(dict.fromkeys(found.network for found in ours))
     epochs = re.findall(r"\d+ epochs", ours[0].protocol)
     parts = [stem, networks, ours[0].on, *epochs, f"{len(ours[0].values)} networks"]
-    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))[:120]
+    name = re.sub(r"[^\w.,=+-]", "_", "-".join(filter(None, parts)).replace(" ", "-"))
+    name = name.encode()[:160].decode(errors="ignore")  # file systems count bytes
     paths = ((folder or memory.parent) / FOLDER / f"{name}{'' if number == 1 else f'-{number}'}.json" for number in count(1))
-    path = next(path for path in paths if not path.exists())
     known = {"memory": memory.name, "checksum": read_header(memory)[0].checksum}
-    write_json(path, known | {"rows": [found.to_json() | {"size": size} for found, size in rows]})
-    return path
+    return write_new(paths, as_json(known | {"rows": [found.to_json() | {"size": size} for found, size in rows]}))
 
 
 def kept(memory: Path) -> list[Path]:

@@ -4,13 +4,14 @@ for itself."""
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,33 @@ MOST_DEPTH = 100  # of JSON
 LOCK = ".lock"  # in a folder that is held: by whom
 
 
+class InUse(RecollectError):
+    """A folder is another process's now."""
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`, or leave it as it was: a reader never sees anything between, and a power cut loses nothing."""
-    path = Path(path)
+    with _beside(Path(path), data) as temporary:
+        os.replace(temporary, path)
+
+
+def write_new(paths: Iterable[Path], data: bytes) -> Path:
+    """Write the first of these paths that is not there, whole: never over another's file, whoever writes meanwhile."""
+    for path in itertools.filterfalse(os.path.lexists, paths):
+        with _beside(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                continue
+            except OSError:  # a file system without links
+                os.replace(temporary, path)
+        return path
+    raise ValueError("no path is free")
+
+
+@contextlib.contextmanager
+def _beside(path: Path, data: bytes) -> Iterator[Path]:
+    """A file of these bytes beside `path`, on the disk, to be given its name meanwhile."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,12 +55,13 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
         settle(path.parent)
     except OSError as error:
+        raise unwritable(path, error) from error
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise unwritable(path, error) from error
 
 
 def settle(folder: Path) -> None:
@@ -101,7 +127,7 @@ def _locked(path: Path) -> int | None:
         written = re.fullmatch(rb"process \d+ on [\w.-]+", os.read(file, 300))
         os.close(file)
         holder = written[0].decode() if written else "another process"
-        raise RecollectError(f"{path.parent} is in use by {holder}: wait for it, stop it, or give another folder") from None
+        raise InUse(f"{path.parent} is in use by {holder}: wait for it, stop it, or give another folder") from None
     except OSError as error:  # a file system without locks
         warnings.warn(f"{path.parent} cannot be locked ({error.strerror}): keep other processes out of it", stacklevel=3)
     with contextlib.suppress(FileNotFoundError):
@@ -122,7 +148,11 @@ def unwritable(path: Path, error: OSError) -> RecollectError:
 
 
 def write_json(path: Path, value: object) -> None:
-    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
+    write_atomically(path, as_json(value))
+
+
+def as_json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def write_compact(path: Path, value: object) -> None:

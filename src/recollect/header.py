@@ -17,6 +17,7 @@ from typing import Any, TypedDict
 from recollect.config import Recipe, fits, read_recipe, settings
 from recollect.errors import RecollectError
 from recollect.queries import Stated, Targets, Vectors, is_valid, stated
+from recollect.reading import is_stated
 from recollect.tensorfile import Kind, TensorInfo
 
 MEMORY = Kind("memory", "recollect", "recollect's", 1, "fetch or distil it again")
@@ -47,7 +48,7 @@ class Header:
     """what it is asked with: empty for labels; for pictures the encoder's network, size and form of a vector, ways and shots;
     for vectors and targets kind and size, and what makes them of words or numbers"""
     preprocessing: dict[str, Any] = field(default_factory=dict)
-    """how real images were prepared: mean, std, and for ZCA the sidecar file with its matrix"""
+    """how real images were prepared: mean, std, for ZCA the sidecar file with its matrix, and how pictures were fitted"""
     budget: dict[str, Any] = field(default_factory=dict)
     """what was allowed, what is used, and how it was counted"""
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class _Preprocessing(TypedDict):
     std: list[float]
     zca: _Whitening | None
     columns: list[str]
+    pictures: dict | None
 
 
 class _Made(TypedDict):
@@ -133,8 +135,8 @@ def can_prepare(preprocessing: object) -> bool:
         return False
     if len(preprocessing.get("columns", [])) not in (0, len(preprocessing.get("mean", []))):
         return False
-    zca = preprocessing.get("zca")
-    return zca is None or bool(_WHITENING.fullmatch(zca.get("file", "")))
+    zca, pictures = preprocessing.get("zca"), preprocessing.get("pictures")
+    return (pictures is None or is_stated(pictures)) and (zca is None or bool(_WHITENING.fullmatch(zca.get("file", ""))))
 
 
 def _check(header: Header, where: object) -> None:

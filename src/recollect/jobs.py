@@ -1,23 +1,26 @@
-"""Independent jobs, and who performs them: one after another here, in threads that share a GPU, or in processes.
+"""Independent jobs, and who performs them: one after another here, in threads that share a GPU, in processes, or others, who are
+given a list of shell commands. cluster.py has Ray.
 
 A job is a call with a name. It is resumable: performed again, it goes on where it was stopped, and what it has finished it
-reads from its files. The seam is `Executor`; whatever can call a function somewhere (a cluster, a list of shell commands that
-call it) fits it. What a job makes does not depend on who performs it.
+reads from its files. The seam is `Executor`; whatever can call a function somewhere fits it. What a job makes does not depend on
+who performs it.
 """
 
 import multiprocessing
 import os
 import pickle
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from recollect.errors import RecollectError
+from recollect.errors import Left, RecollectError, unknown
 
 Tell = Callable[[Any, float], None]
 """(what is being done, units that have been done since the last call)"""
@@ -32,6 +35,10 @@ class Job(NamedTuple):
     arguments: tuple[Any, ...] = ()
     units: float = 1.0
     """that it tells of in all"""
+    folder: Path | None = None
+    """where all its files are"""
+    command: tuple[str, ...] = ()
+    """words of a shell command that performs it alone"""
 
     def __call__(self, tell: Tell) -> Any:
         return self.function(*self.arguments, tell)
@@ -105,8 +112,32 @@ class Processes:
         return [future.result() for future in futures]
 
 
-EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "threads": Threads, "processes": Processes}
-"""by the number of jobs at a time"""
+@dataclass(frozen=True)
+class Listed:
+    """Nobody here: one shell command a job is printed, for a scheduler to perform in any order."""
+
+    workers: int = 1
+
+    def run(self, jobs: Sequence[Job], tell: Tell) -> list[Any]:
+        for job in jobs:
+            if not job.command:
+                raise RecollectError(f"no command performs {job.name} alone: give another executor than list")
+            print(shlex.join(job.command))
+        if jobs:
+            raise Left
+        return []
+
+
+EXECUTORS: dict[str, Callable[[int], Executor]] = {"inline": Inline, "threads": Threads, "processes": Processes, "list": Listed}
+"""by the number of jobs at a time; cluster.OnRay is another"""
+
+
+def named(jobs: Sequence[Job], name: str) -> Job:
+    """One job by its name."""
+    found = {job.name: job for job in jobs}
+    if name not in found:
+        raise unknown("job", name, found)
+    return found[name]
 
 
 # --- processes ---------------------------------------------------------------------------------------------------------

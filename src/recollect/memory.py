@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from recollect import limits, zoo
+from recollect import hub, limits, zoo
 from recollect.config import Sizes
 from recollect.errors import RecollectError, unknown
 from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
@@ -369,6 +369,15 @@ class Memory:
             labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
         return images, labels.repeat_interleave(len(self.addressing), 0)
 
+    def of_words(self, words: "Sequence[str]") -> "Memory":
+        """The same memory with other classes, those that the words name: it may never have seen them. See `recall`."""
+        if twice := [word for place, word in enumerate(words) if word in words[:place]]:
+            raise RecollectError(f"word '{twice[0]}' is there twice: leave one out")
+        header = replace(self.header, class_names=list(words), accuracy=[])
+        memory = Memory(self.bases, self.addressing, header, self.encoder, self.queries(words=words))
+        memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
+        return memory
+
     def encode(self, images: Tensor) -> Tensor:
         """The query vectors of pictures [N, C, H, W] of one class, prepared as a network sees them: [N, d_y], or [1, d_y]
         of a memory that is asked with all of them together."""
@@ -440,8 +449,8 @@ class Memory:
 
     @staticmethod
     def load(path: "Path | str") -> "Memory":
-        """Read a memory file, or a memory of the zoo by its name ("cifar10-1"). A damaged or foreign file gets a
-        RecollectError; nothing in it is ever executed."""
+        """Read a memory file, or a memory of the zoo or the Hub by its name ("cifar10-1", "hub:owner/name"). A damaged or
+        foreign file gets a RecollectError; nothing in it is ever executed."""
         path = zoo.find(path)
         header, _ = read_header(path)
         tensors = MEMORY.tensors(path)
@@ -460,7 +469,19 @@ class Memory:
                 raise RecollectError(f"{path} is damaged: it calls its addressing one-hot, and it is not; fetch it again")
         memory.folder = path.parent
         memory.name = path.parent.resolve().name if path.name == "memory.safetensors" else path.stem
+        if on_hub := hub.name_of(path):
+            memory.name = on_hub.rpartition("/")[2]
         return memory
+
+    @staticmethod
+    def from_pretrained(name: str, revision: str | None = None) -> "Memory":
+        """Load a memory from the Hugging Face Hub (pip install 'recollect[hub]'); `push_to_hub` sends one there.
+
+        Arguments:
+            name: "owner/name".
+            revision: a branch, tag or commit; None is what is there now.
+        """
+        return Memory.load(f"{hub.PREFIX}{name}" + (f"@{revision}" if revision else ""))
 
 
 def _check_encoder(encoder: "Params", header: Header, where: object) -> None:

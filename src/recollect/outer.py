@@ -112,7 +112,7 @@ def begin(
     elif config.optimiser == "sgd":
         optimiser = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     else:
-        optimiser = torch.optim.Adam(groups, lr=config.lr, betas=(config.momentum, 0.999))
+        optimiser = torch.optim.Adam(groups, lr=config.lr, betas=(float(config.momentum), 0.999))
     state = State(bases, addressing, encoder, optimiser, [])
     forget(state)
     return state

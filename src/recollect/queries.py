@@ -54,7 +54,8 @@ class Query(Protocol):
         ...
 
     def vectors(self, params: "Params", labels: "Tensor", pictures: "Tensor") -> "Tensor":
-        """[Q, d_y] for classes [G] and their pictures [G, shots, C, H, W], the queries of a class together."""
+        """[Q, d_y] for classes [G] and their pictures [G, shots, C, H, W], or what stands beside these; the queries of a class
+        together."""
         ...
 
     def header(self) -> dict[str, Any]:

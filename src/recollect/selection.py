@@ -2,6 +2,7 @@
 
 config.json          what was asked for
 bases=8/             the run of each value, and bases=8.json, what it gave
+logs/                what jobs on a cluster have said
 select.json          all of it, as far as it is there, to draw figures from
 """
 
@@ -11,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from recollect.config import DistillConfig, changed, to_json
+from recollect.config import DistillConfig, changed, plain_number, to_json
 from recollect.data.images import Images
 from recollect.decisions import resolve
 from recollect.distillation import Progress, distill
@@ -79,21 +80,18 @@ def select(
         True
     """
     config = config or DistillConfig()
-    values = _checked(config, field, list(values), images)
+    values = _checked(config, field, [plain_number(value) for value in values], images)
     settings = {"data": data or {}, "distill": to_json(config), "field": field, "values": values, "networks": networks}
     with Run.working(run, "select", None if resume else settings) as begun:
         begun.check(config, data=settings["data"], field=field, values=values, networks=networks)
-        files = [begun.folder / f"{field}={str(value).replace('/', '_')}.json" for value in values]
+        files = [_file(begun.folder, field, value) for value in values]
         for file, result in zip(files, begun.settings.get("results", []), strict=False):  # where 0.1 wrote them
             if not file.is_file():
                 write_json(file, result)
-        jobs = []
-        for value, file in zip(values, files, strict=True):
-            chosen = changed(config, **{field: value})
-            arguments = images, chosen, f"{field} {value}", file, networks, {"network": network, "data": data}
-            jobs.append(Job(f"{field} {value}", _judged, arguments, chosen.budget.outer_steps))
+        due = jobs(images, config, field, values, run=begun.folder, networks=networks, network=network, data=data)
+        due = [job for job, file in zip(due, files, strict=True) if not file.is_file()]
         try:
-            (executor or Inline()).run(jobs, lambda line, _: progress(line) if progress else None)
+            (executor or Inline()).run(due, lambda line, _: progress(line) if progress else None)
         except Stopped as stopped:  # of a value's run; it is the selection that goes on
             raise Stopped(stopped.signal, begun.folder, stopped.args[2]) from None
         finally:
@@ -101,6 +99,32 @@ def select(
             results = [each for _, each in found]
             write_json(begun.folder / FILE, settings | {"results": results})
     return Selection(field, values[: len(results)], [Evaluation.from_json(each, file) for file, each in found])
+
+
+def jobs(
+    images: Images,
+    config: DistillConfig,
+    field: str,
+    values: Sequence[Any],
+    *,
+    run: Path,
+    networks: int = 5,
+    network: Constructor | None = None,
+    data: dict[str, Any] | None = None,
+) -> list[Job]:
+    """One for each value, in the folder of a selection that was begun; `select` says what the arguments are."""
+    found = []
+    for value in values:
+        chosen, name = changed(config, **{field: value}), f"{field} {value}"
+        arguments = images, chosen, name, _file(run, field, value), networks, {"network": network, "data": data}
+        command = ("recollect", "resume", str(run), "--job", name)
+        found.append(Job(name, _judged, arguments, chosen.budget.outer_steps, run, command))
+    return found
+
+
+def _file(run: Path, field: str, value: Any) -> Path:
+    """What a value gave."""
+    return run / f"{field}={str(value).replace('/', '_')}.json"
 
 
 def _checked(config: DistillConfig, field: str, values: list[Any], images: Images) -> list[Any]:
@@ -120,7 +144,7 @@ def _judged(
     if file.is_file():
         return
     run = Run(file.with_suffix(""))
-    told = {"resume": run.is_begun, "progress": lambda line: tell(line, 1.0)}
+    told = {"resume": run.is_begun, "progress": lambda line: tell(line | {"job": name}, 1.0)}
     memory = distill(images, config, run=run.folder, **told, **options)
     found = evaluate(memory, images, networks=networks, on="validation", network=options["network"], name=name)
     write_json(file, found.to_json())

@@ -53,6 +53,10 @@ def _measured(name: str, profile: bool) -> Iterable[dict[str, Any]]:
         from recollect.bench.cpu import cpu  # needs numba
 
         return cpu()
+    if name == "scale":
+        from recollect.bench.scale import scale  # which torchrun starts as a program too
+
+        return [scale()]
     if name not in ON_GPU:
         return [{"unroll": unroll_speed, "memory": unroll_memory, "demo": demo, "startup": startup}[name]()]
     if not torch.cuda.is_available():

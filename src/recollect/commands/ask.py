@@ -16,7 +16,7 @@ class Ask(Files, Training):
     names alone (--words), with one that was distilled with vectors of words."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     pictures: Positional[tuple[Path, ...]]
     """a folder of pictures for each class, or one folder with such folders in it"""
     words: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Ask(Files, Training):
         groups = self.words or folders(self.pictures)
         memory = Memory.load(memory_path(self.memory))
         check_use(memory.image_shape, self)
-        images = self.load(self.data) if self.data else None
+        images = self.load(self.data, memory.header) if self.data else None
         composition = ask(memory, groups, images)
         use(trained(composition, self), self)
         return 0

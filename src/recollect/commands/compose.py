@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from recollect.commands.inputs import Files, memory_path
 from recollect.commands.training import Training, check_use, trained, use
 from recollect.errors import RecollectError
+from recollect.hub import PREFIX
 from recollect.show import terminal
 
 
@@ -18,8 +19,8 @@ class Compose(Files, Training):
     """Train a classifier for classes of several memories, which need never have been seen together."""
 
     memories: Positional[tuple[str, ...]]
-    """memory files (folders of runs, names of the zoo), each with its classes: a.safetensors:cat,dog b.safetensors:truck.
-    Without a colon: all its classes"""
+    """memory files (folders of runs, names of the zoo, hub:owner/name), each with its classes: a.safetensors:cat,dog
+    b.safetensors:truck. Without them: all its classes"""
     test: tuple[str, ...] = ()
     """datasets to test the classifier on: accuracy and confusion matrix"""
     on: Literal["test", "validation"] = "test"
@@ -34,7 +35,7 @@ class Compose(Files, Training):
         chosen = _chosen(self.memories)
         first = chosen[0] if isinstance(chosen[0], Memory) else chosen[0].memory
         check_use(first.image_shape, self)
-        tests = [self.load(name) for name in self.test]
+        tests = [self.load(name, first.header) for name in self.test]
         composition = compose(chosen, tests)
         tested = composition.split(*tests, on=self.on) if tests else None
         classifier = trained(composition, self)
@@ -51,7 +52,8 @@ def _chosen(texts: Sequence[str]):
     loaded: dict[Path, Memory] = {}
     chosen = []
     for text in texts:
-        ends = [len(text), *(place for place in range(len(text) - 1, 0, -1) if text[place] == ":")]
+        first = len(PREFIX) if text.startswith(PREFIX) else 1
+        ends = [len(text), *(place for place in range(len(text) - 1, first - 1, -1) if text[place] == ":")]
         end = next((end for end in ends if Path(text[:end]).exists()), ends[-1])
         path, names = memory_path(Path(text[:end])), text[end + 1 :]
         if path.resolve() not in loaded:

@@ -29,6 +29,7 @@ class Distill:
     """print the result alone"""
 
     def perform(self) -> int:
+        from recollect.cost import advice
         from recollect.devices import find_device
         from recollect.minutes import MINUTES
 
@@ -39,6 +40,9 @@ class Distill:
         if config == DistillConfig() and find_device("auto") == "cpu":
             config = changed(config, minutes=MINUTES)
         again = _is_restarted(folder)
+        if not (self.quiet or again):
+            for line in advice(images, config):
+                print(line, file=sys.stderr)
         return run_distillation(images, config, folder, data, self.quiet, resume=again, tensorboard=self.tensorboard)
 
 

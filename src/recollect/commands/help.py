@@ -20,9 +20,13 @@ MANY = 16  # options that are all shown at once
 FIRST = {
     "distill": "out images_per_class minutes network bases inner_steps inner_lr outer_steps outer_lr augment preset classes root "
     "size device seed",
+    "evaluate": "data networks epochs on architectures baselines no_baselines full record json seed root size device",
     "select": "field values networks out images_per_class network bases inner_steps outer_steps augment preset classes root size "
     "device seed",
-    "continual": "learners seeds data out tasks per_task classes_per_task buffer network outer_per_batch on workers device root",
+    "plan": "on devices stream images_per_class network bases inner_steps inner_per_class networks_per_step outer_steps "
+    "objective preset classes root size device",
+    "continual": "learners seeds data out tasks per_task classes_per_task buffer network outer_per_batch on executor workers "
+    "device root",
     "compose": "test on save classify network epochs device seed root",
     "ask": "words data save classify network epochs device seed root",
 }
@@ -90,7 +94,7 @@ def _metavar(hint: Any) -> str:
     inside = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return f"{{{','.join(map(str, inside))}}}"
-    if isinstance(hint, UnionType):
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
         return "|".join(_metavar(each) for each in inside if each is not NoneType)
     if typing.get_origin(hint) is tuple:
         return f"{_metavar(inside[0])} ..."

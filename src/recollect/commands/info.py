@@ -17,7 +17,7 @@ class Info:
     """Show what a memory file says about itself."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     json: bool = False
     """print the header as JSON, with the shapes of all tensors"""
 

@@ -2,19 +2,21 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional, arg
 
 from recollect import zoo
 from recollect.config import fits
 from recollect.errors import RecollectError
 from recollect.files import write_through
+from recollect.reading import OPTIONS, Fit, Reading
 
 if TYPE_CHECKING:
     from recollect.data.images import Images
+    from recollect.header import Header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +31,28 @@ class Files:
     """column of a .csv to predict, or several: of numbers continuous targets, of words classes"""
     label: str | None = None
     """column of a .csv that has classes, be they words or numbers"""
+    reading: Annotated[OmitArgPrefixes[Reading], arg(name="")] = field(default_factory=Reading)
 
-    def load(self, name: str) -> "Images":
-        return loaded({"name": name}, root=self.root, size=self.size, target=list(self.target), label=self.label)
+    def given(self) -> dict[str, Any]:
+        """What the flags say, as `loaded` takes it."""
+        known = {"root": self.root, "size": self.size, "target": list(self.target), "label": self.label}
+        return known | self.reading.given()
+
+    def load(self, name: str, header: "Header | None" = None) -> "Images":
+        """The images of this name; pictures are made like those of a memory, where its header is given and nothing else said."""
+        usual: dict[str, Any] = {"name": name}
+        if header and (name.startswith("hf:") or Path(name).expanduser().is_dir()):
+            usual |= like(header)
+        return loaded(usual, **self.given())
+
+
+def like(header: "Header") -> dict[str, Any]:
+    """How pictures become images like those that a memory was made of, if it was made of pictures."""
+    (channels, height, width), stated = header.image_shape, header.preprocessing.get("pictures")
+    if stated is None or channels not in (1, 3):
+        return {}
+    found = {"colour": "rgb" if channels == 3 else "grey"} | stated
+    return found | {"size": height} if height == width else found | {"fit": "stretch"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +76,7 @@ def spec(data: Data) -> dict[str, Any]:
     root = str(data.root.resolve()) if data.root else None
     known = {"name": name, "root": root, "size": data.size, "classes": list(data.classes)}
     more = {"target": list(data.target), "label": data.label, "vectors": data.vectors and str(data.vectors.resolve())}
-    return known | {name: value for name, value in more.items() if value}
+    return known | {name: value for name, value in more.items() if value} | data.reading.given()
 
 
 class _Spec(TypedDict):
@@ -63,6 +84,12 @@ class _Spec(TypedDict):
     root: str | None
     size: int | None
     classes: list[str] | None
+    colour: Literal["rgb", "grey"] | None
+    fit: Fit
+    background: str | None
+    labels: str | None
+    pattern: str | None
+    skip_bad: bool
     target: list[str]
     label: str
     vectors: str
@@ -74,14 +101,17 @@ def loaded(data: dict[str, Any], **instead: Any) -> "Images":
 
     if not fits(data, _Spec) or "name" not in data:
         raise RecollectError(f"the run's config.json has data {f'{data!r:.100}'}: restore its name, root, size and classes")
-    known: dict[str, Any] = {name: data.get(name) for name in ("root", "size", "classes", "target", "label", "vectors")}
+    known: dict[str, Any] = {n: data.get(n) for n in ("root", "size", "classes", "target", "label", "vectors")}
+    known |= {name: data[name] for name in OPTIONS if name in data}
     known |= {name: value for name, value in instead.items() if value not in (None, (), [])}
+    if known.get("labels"):
+        known["labels"] = Path(known["labels"])
     lists: dict[str, Any] = {name: known.pop(name) or () for name in ("classes", "target")}
     return load(data["name"], **known, **lists)
 
 
 def memory_path(path: Path) -> Path:
-    """A memory file, given as itself, as the folder of its run, or by its name in the zoo."""
+    """A memory file, given as itself, as the folder of its run, or by its name in the zoo or on the Hub."""
     return path / "memory.safetensors" if path.is_dir() else zoo.find(path)
 
 

@@ -16,7 +16,7 @@ class Plot:
     """figure to draw: memory, bases, recalled, similarity (of a memory); curves (of runs); number-of-bases, inner-steps, budget,
     architectures (of measured accuracies); selection; continual (of an accuracy matrix)"""
     paths: Positional[tuple[Path, ...]]
-    """memory files, folders of runs or selections, JSON results, names of the zoo; one, or several to compare"""
+    """memory files, folders of runs or selections, JSON results, names of the zoo, hub:owner/name; one, or several to compare"""
     out: Path
     """figure's file to write, .png or .svg"""
     classes: tuple[str, ...] = ()

@@ -21,9 +21,9 @@ class Recall:
     """Export what a memory recalls."""
 
     memory: Positional[Path]
-    """a memory file, the folder of a run, or a name (recollect zoo)"""
+    """a memory file, the folder of a run, a name (recollect zoo), or hub:owner/name"""
     out: Path
-    """file (npz, sheet) or folder (png, pt) to write"""
+    """file (npz, sheet, parquet) or folder (png, pt, ddranking) to write"""
     classes: tuple[str, ...] = ()
     """names of the classes to recall, in this order. Default: all"""
     words: tuple[str, ...] = ()
@@ -32,9 +32,10 @@ class Recall:
     targets: tuple[float, ...] = ()
     """continuous targets to recall, in their own units; of several targets one row after another. Default: some that stand for
     the data"""
-    format: Literal["npz", "png", "sheet", "pt", "csv"] = "npz"
+    format: Literal["npz", "png", "sheet", "pt", "csv", "ddranking", "parquet"] = "npz"
     """npz: one archive; png: a folder for each class; sheet: one picture; pt: images.pt and labels.pt as plain tensors; csv: of
-    vectors, a row each"""
+    vectors, a row each; ddranking: a folder that DD-Ranking's package evaluates; parquet: a table that Hugging Face datasets
+    reads"""
 
     def perform(self) -> int:
         from recollect.export import export
@@ -43,8 +44,9 @@ class Recall:
         memory = Memory.load(memory_path(self.memory))
         if sum(map(bool, (self.targets, self.classes, self.words))) > 1:
             raise RecollectError("classes, words and targets cannot be recalled together: give one of them")
-        query = list(self.classes) or _rows(memory, self.targets)
-        export(memory, query, self.out, self.format, self.words or None)
+        if self.words:
+            memory = memory.of_words(self.words)
+        export(memory, list(self.classes) or _rows(memory, self.targets), self.out, self.format)
         terminal.say(str(self.out))
         return 0
 

@@ -4,11 +4,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from recollect.errors import RecollectError
+from recollect.commands.performing import JOBS, Performing
 from recollect.show import terminal
 
 SECONDS = 30.0  # between two lines of one cell
@@ -35,14 +35,11 @@ class Reproduce:
     """folder of the pages and figures that are made of the rows"""
     root: Path | None = None
     """folder with the official files of named datasets. Default: $RECOLLECT_DATA, else the user's cache"""
-    executor: str = "processes"
-    """way in which jobs are performed: inline, threads that share a GPU, or processes"""
-    workers: int = 1
-    """number of jobs at a time"""
     device: str = "auto"
     """device that computes: cpu, cuda, or auto (cuda where there is one)"""
     quiet: bool = False
     """print the result alone"""
+    jobs: Annotated[Performing, *JOBS] = Performing()
 
     def perform(self) -> int:
         from recollect.reproduce import page, tables
@@ -68,20 +65,14 @@ class Reproduce:
 
     def _made(self, table: Any) -> Any:
         from recollect.devices import find_device
-        from recollect.errors import unknown
-        from recollect.jobs import EXECUTORS
         from recollect.reproduce.run import Places, reproduce
         from recollect.reproduce.scales import scaled
 
-        if self.executor not in EXECUTORS:
-            raise unknown("executor", self.executor, EXECUTORS)
-        if self.workers < 1:
-            raise RecollectError(f"workers is {self.workers}: give 1 or more")
         scale = scaled(self.scale)
         if scale.name == "full" and find_device(self.device) == "cpu":
             print("note: full scale is for a GPU; on a processor a cell takes days", file=sys.stderr)
         options: dict[str, Any] = dict(root=str(self.root) if self.root else None, device=self.device)
-        options |= dict(executor=EXECUTORS[self.executor](self.workers), tell=_teller(self.quiet))
+        options |= dict(executor=self.jobs.chosen(), tell=_teller(self.quiet))
         places = Places(self.out, self.results, self.pages)
         try:
             return reproduce(table, scale, self.cells, places=places, **options)

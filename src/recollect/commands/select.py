@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import OmitArgPrefixes, arg
 
 from recollect.commands.inputs import Data, at_least_one, loaded, spec
-from recollect.config import DistillConfig, from_json, setting, to_json
+from recollect.commands.performing import JOBS, Performing
+from recollect.config import DistillConfig, changed, from_json, setting, to_json
 from recollect.show import terminal
 
 
@@ -30,6 +31,7 @@ class Select:
     """folder of the selection. Default: runs/select-DATASET-FIELD"""
     quiet: bool = False
     """print the result alone"""
+    jobs: Annotated[Performing, *JOBS] = Performing()
 
     def perform(self) -> int:
         data = spec(self.images)
@@ -38,15 +40,20 @@ class Select:
         values = [_parsed(self.config, self.field, text) for text in self.values]
         at_least_one(self.networks)
         chosen = {"field": self.field, "values": values, "networks": self.networks}
-        return select_values(images, self.config, folder, data, self.quiet, **chosen)
+        return select_values(images, self.config, folder, data, self.quiet, self.jobs, **chosen)
 
 
-def select_values(images, config, folder: Path, data, quiet: bool, field, values, networks, resume=False) -> int:
+def select_values(
+    images, config, folder: Path, data, quiet: bool, jobs: Performing, field, values, networks, resume=False
+) -> int:
     from recollect.selection import select
     from recollect.show import figures
 
     with terminal.steps(images.name, config.budget.outer_steps, quiet) as show:
-        chosen = {"field": field, "values": values, "networks": networks}
+        if show and not jobs.is_usual:
+            steps = [changed(config, **{field: value}).budget.outer_steps for value in values]
+            show = terminal.of_all(show, sum(steps))
+        chosen = {"field": field, "values": values, "networks": networks, "executor": jobs.chosen()}
         selection = select(images, config, run=folder, resume=resume, data=data, progress=show, **chosen)
     rows = [(evaluation, "") for evaluation in selection.evaluations]
     terminal.accuracy_table(f"{images.name}: {terminal.metric(rows)} on the validation split ({networks} networks each)", rows)

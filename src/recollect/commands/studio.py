@@ -14,8 +14,8 @@ class Studio(Files):
     """Look into memories, and build and try classifiers of their classes, on a web page (pip install 'recollect[studio]')."""
 
     memories: Positional[tuple[Path, ...]] = ()
-    """memory files, folders of runs, or names (recollect zoo); the files in memories/ are added. Default: the zoo's that come
-    with the package"""
+    """memory files, folders of runs, names (recollect zoo), or hub:owner/name; the files in memories/ are added. Default: the
+    zoo's that come with the package"""
     port: int = 8765
     """port to serve the page at; 0 takes any that is free"""
     host: str = "127.0.0.1"

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,6 +53,10 @@ class Setting:
     out: Path
     device: str
     checkpoint_seconds: float = 60.0
+
+    def here(self) -> "Setting":
+        """With the device of the process that performs a job."""
+        return replace(self, device=find_device(self.device))
 
     def stream(self, seed: int) -> Stream:
         return Stream(self.images, self.config, seed, device=self.device)
@@ -118,8 +122,8 @@ def run(
     for what, value in (("seeds", seeds), ("workers", workers), ("together", together)):
         if value is not None and not 1 <= value <= MOST:
             raise RecollectError(f"{what} is {value}: give 1 to {MOST:,}")
-    setting = Setting(images, config, Path(out), find_device(device))
-    fast.check(config.compute, setting.device)
+    setting = Setting(images, config, Path(out), device)
+    fast.check(config.compute, find_device(device))
     stream, needs_memories = Stream(images, config), bool({*OURS} & {*learners})
     Buffer(config.buffer.images, stream.shape, stream.tasks)  # all mistakes before the first hour is spent
     Network(config.inner.network, stream.shape, stream.classes)
@@ -128,12 +132,12 @@ def run(
     how = {"seeds": seeds, "learners": learners, "device": device, "workers": workers, "together": together}
     others = {"stream": name, "images": fingerprint(images)}
     with _begun(Run(out), config, others, {"data": data or {}, "config": to_json(config), **others, "how": how}):
-        phases = _jobs(setting, seeds, learners, together or (stream.tasks if setting.device != "cpu" else 1))
+        phases = jobs(setting, seeds, learners, together)
         total = seeds * stream.tasks * len({*learners} | ({"compress"} if needs_memories else set()))
-        due = sum(job.units for jobs in phases for job in jobs)
+        due = sum(job.units for some in phases for job in some)
         tell = progress(total, total - due) if progress else lambda what, amount: None
-        for jobs in phases:
-            (executor or Processes(workers)).run(jobs, tell)
+        for some in phases:
+            (executor or Processes(workers)).run(some, tell)
         return _finished(setting)
 
 
@@ -161,24 +165,31 @@ def _begun(run: Run, config: ContinualConfig, others: dict[str, Any], settings: 
         yield
 
 
-def _jobs(setting: Setting, seeds: int, learners: Sequence[str], together: int) -> tuple[list[Job], list[Job]]:
-    """What is not finished yet: first memories and baselines, then what needs the memories."""
+def jobs(
+    setting: Setting, seeds: int, learners: Sequence[str], together: int | None, finished: bool = False
+) -> tuple[list[Job], list[Job]]:
+    """What is not finished yet, or all of it: first memories and baselines, then what needs the memories."""
     first: list[Job] = []
     then: list[Job] = []
+
+    def job(what: str, function: Callable[..., None], rest: tuple[Any, ...], units: float) -> Job:
+        command = ("recollect", "resume", str(setting.out), "--job", what)
+        return Job(what, function, (setting, *rest, what), units, setting.out, command)
+
     for seed in range(seeds):
-        due = [learner for learner in learners if not setting.path(seed, f"{learner}.json").exists()]
+        due = [learner for learner in learners if finished or not setting.path(seed, f"{learner}.json").exists()]
         if not due:
             continue
         stream = Stream(setting.images, setting.config, seed)
         _record(stream, setting.path(seed, "stream.json"))
         if {*OURS} & {*due}:
-            for tasks in _groups(setting, stream, together):
+            beside = together or (stream.tasks if find_device(setting.device) != "cpu" else 1)
+            for tasks in _groups(setting, stream, beside, finished):
                 what = f"seed {seed}, compress, task {tasks[0] + 1}" + (f" to {tasks[-1] + 1}" if tasks[1:] else "")
-                first.append(Job(what, _distil, (setting, seed, tasks, what), len(tasks)))
+                first.append(job(what, _distil, (seed, tasks), len(tasks)))
         for learner in due:
             units = 0 if learner == "compress" else stream.tasks  # its memories have been counted
-            what = f"seed {seed}, {learner}"
-            (then if learner in OURS else first).append(Job(what, _learn, (setting, seed, learner, what), units))
+            (then if learner in OURS else first).append(job(f"seed {seed}, {learner}", _learn, (seed, learner), units))
     return first, then
 
 
@@ -191,17 +202,20 @@ def _record(stream: Stream, path: Path) -> None:
         write_json(path, stream.record())
 
 
-def _groups(setting: Setting, stream: Stream, together: int) -> list[tuple[int, ...]]:
-    """Tasks without a memory, those alike in groups that are distilled side by side."""
+def _groups(setting: Setting, stream: Stream, together: int, finished: bool) -> list[tuple[int, ...]]:
+    """Tasks without a memory, or all, those alike in groups that are distilled side by side."""
     alike: dict[tuple[int, int], list[int]] = {}
     for task in range(stream.tasks):
-        if not setting.memory(stream.seed, task).exists():
+        if finished or not setting.memory(stream.seed, task).exists():
             alike.setdefault((len(stream.task_classes[task]), stream.batches(task)), []).append(task)
     return [tuple(tasks[i : i + together]) for tasks in alike.values() for i in range(0, len(tasks), together)]
 
 
 def _learn(setting: Setting, seed: int, name: str, what: str, tell: Tell) -> None:
-    """The whole of a learner's life."""
+    """The whole of a learner's life, unless it is over."""
+    if setting.path(seed, f"{name}.json").exists():
+        return
+    setting = setting.here()
     began, stream = time.perf_counter(), setting.stream(seed)
     each = 0.0 if name == "compress" else 1.0
 
@@ -225,12 +239,17 @@ def _learner(setting: Setting, stream: Stream, name: str) -> Learner:
     """With the memories that have been distilled, where it needs them."""
     if name not in OURS:
         return make(name, stream, setting.config, setting.device)
+    if lacking := [task + 1 for task in range(stream.tasks) if not setting.memory(stream.seed, task).exists()]:
+        raise RecollectError(f"{name} needs the memories of all tasks, and task {lacking[0]} has none: perform its job first")
     memories = [Memory.load(setting.memory(stream.seed, task)) for task in range(stream.tasks)]
     return Compress(stream, setting.config, setting.device, memories, seen=False)
 
 
 def _distil(setting: Setting, seed: int, tasks: tuple[int, ...], what: str, tell: Tell) -> None:
-    """The memories of some tasks, with checkpoints on the way."""
+    """The memories of some tasks, with checkpoints on the way, unless all are there."""
+    if all(setting.memory(seed, task).exists() for task in tasks):
+        return
+    setting = setting.here()
     stream = setting.stream(seed)
     compressor = Compressor(stream, setting.config, tasks, setting.device)
     checkpoint = setting.path(seed, f"compress/tasks-{tasks[0]:02d}-{tasks[-1]:02d}.pt")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 
@@ -17,6 +18,7 @@ from recollect.data import vectors as given
 from recollect.data.images import Images, Parts, Split, make_images
 from recollect.data.tables import BUNCHES, from_dataset
 from recollect.errors import RecollectError, unknown
+from recollect.reading import Reading, reading
 
 __all__ = ["Images", "Split", "from_dataset", "load"]
 
@@ -87,6 +89,7 @@ def load(
     target: str | Sequence[str] = (),
     label: str | None = None,
     vectors: str | Path | None = None,
+    **options: Any,
 ) -> Images:
     """Read a dataset.
 
@@ -101,6 +104,8 @@ def load(
         target: the column of a .csv to predict: of numbers a continuous target (there may be several), of words classes.
         label: the column of a .csv that has classes, be they words or numbers.
         vectors: an .npz file with a query vector for each class, or for each training image.
+        options: of pictures in a folder: colour ("rgb", "grey"), fit ("stretch", "crop", "pad"), background, labels (a .csv
+            file), pattern, skip_bad. See [your own pictures](tutorials/own-pictures.md).
 
     Returns:
         Images, with a stratified tenth of the training data held out for validation.
@@ -111,10 +116,15 @@ def load(
     """
     if size is not None and not 1 <= size <= MOST_SIZE:
         raise RecollectError(f"size {size} is not an image size: give a number of pixels, 1 to {MOST_SIZE:,}")
+    how = reading(**options)
+    if how.fit != "stretch" and size is None:
+        raise RecollectError(f"fit {how.fit} needs a size to bring pictures to: give one, as in --size 32")
     columns = [target] if isinstance(target, str) else list(target)
     if (columns or label) and Path(name_or_path).suffix.lower() != ".csv":
         raise RecollectError(f"target {(*columns, label)[0]} is a column of a .csv, and {name_or_path} is none: leave it out")
-    name, parts = _read(name_or_path, root, size, columns, label)
+    name, parts = _read(name_or_path, root, size, columns, label, how)
+    if parts.pictures is None and how != Reading():
+        raise RecollectError(f"{name} is no folder of pictures: leave out {', '.join(how.given())}")
     beside = None if vectors is None else given.read(Path(os.path.expanduser(str(vectors))))
     if beside:
         parts = given.of_training_images(parts, beside)
@@ -138,7 +148,7 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def _read(
-    name_or_path: str | Path, root: str | Path | None, size: int | None, target: Sequence[str], label: str | None
+    name_or_path: str | Path, root: str | Path | None, size: int | None, target: Sequence[str], label: str | None, how: Reading
 ) -> tuple[str, Parts]:
     """The dataset's name, and what its reader found."""
     name = str(name_or_path)
@@ -151,7 +161,7 @@ def _read(
             layout, files = locate(name.lower(), data_root(root))
             return name.lower(), layout.read(files)
         if name.startswith("hf:") and name != "hf:":
-            return name, pictures.hugging_face(name.removeprefix("hf:"), size)
+            return name, pictures.hugging_face(name.removeprefix("hf:"), size, how)
     place = os.path.expanduser(name)
     if not name or not os.path.exists(place):
         known = ["digits", *NAMED, *BUNCHES]
@@ -170,7 +180,7 @@ def _read(
             files, lacking = layout.find(path)
             if not lacking:
                 return owner, layout.read(files)
-    return path.resolve().name, pictures.image_folder(path, size)
+    return path.resolve().name, pictures.image_folder(path, size, how)
 
 
 def locate(name: str, root: Path) -> tuple[Layout, list[Path]]:

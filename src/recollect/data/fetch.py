@@ -21,6 +21,7 @@ from recollect.data import NAMED, data_root
 from recollect.errors import RecollectError, unknown
 
 CHUNK = 1 << 16  # bytes; what an interruption loses at most
+MOST = 2**30  # bytes of a file; the largest has a quarter of them
 TIMEOUT = (20, 60)  # seconds to connect, and between two chunks
 
 
@@ -141,6 +142,11 @@ def _resume(url: str, part: Path, progress: bool) -> None:
             length = response.raw.length_remaining or 0
             with open(part, "ab" if have else "wb") as file, _shown(url, have, have + length, progress) as advance:
                 for chunk in response.iter_content(CHUNK):
+                    if file.tell() > MOST:
+                        part.unlink()
+                        raise RecollectError(
+                            f"{url}: it does not end, and no file of {MOST:,} bytes is expected: use another mirror"
+                        )
                     file.write(chunk)
                     advance(len(chunk))
     except requests.RequestException as error:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256
+from recollect.reading import Reading
 
 VALIDATION_SHARE = 0.1  # of the training data: the only images anything is ever chosen on
 TEST_SHARE = 0.2  # where a dataset has no test set of its own
@@ -92,6 +93,7 @@ class Parts:
     class_names: tuple[str, ...] = ()  # none: the labels' numbers are the names
     superclasses: tuple[int, ...] | None = None
     columns: tuple[str, ...] = ()
+    pictures: Reading | None = None  # how they were made alike, where they were pictures
 
 
 class Words(NamedTuple):
@@ -130,6 +132,8 @@ class Images:
     """float32 [classes, d_y], where each class has a query vector of its own"""
     words: Words | None = None
     """how these vectors are made of words, if they are"""
+    pictures: Reading | None = None
+    """how they were made alike, where they were pictures"""
 
     def __repr__(self) -> str:
         parts = f"{len(self.train):,} train, {len(self.validation):,} validation, {len(self.test):,} test"
@@ -163,8 +167,8 @@ class Images:
         above = None if self.superclasses is None else tuple(self.superclasses[label] for label in old)
         kept = (split[number[split.labels] >= 0] for split in (self.train, self.validation, self.test))
         train, validation, test = (replace(split, labels=number[split.labels]) for split in kept)
-        vectors = None if self.vectors is None else self.vectors[old]
-        return Images(self.name, train, validation, test, tuple(class_names), above, self.columns, vectors, self.words)
+        vectors, names = None if self.vectors is None else self.vectors[old], tuple(class_names)
+        return Images(self.name, train, validation, test, names, above, self.columns, vectors, self.words, self.pictures)
 
 
 def stratified(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -210,7 +214,8 @@ def make_images(name: str, parts: Parts, seed: int = 0) -> Images:
     if not (len(validation) and len(test)):
         remedy = "give at least 3 images of each class"
         raise RecollectError(f"{name}: too few images to hold some out for validation and test: {remedy}")
-    return Images(name, train, validation, test, class_names, parts.superclasses, columns)
+    above, pictures = parts.superclasses, parts.pictures
+    return Images(name, train, validation, test, class_names, above, columns, pictures=pictures)
 
 
 def _numbered(word: str, count: int) -> tuple[str, ...]:

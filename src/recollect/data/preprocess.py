@@ -21,6 +21,7 @@ from torch import Tensor
 
 from recollect.errors import RecollectError, unknown
 from recollect.files import sha256, write_atomically
+from recollect.reading import is_stated
 
 SMALLEST = 1e-7  # of the largest float of a channel: a deviation below it is rounding
 ZCA_EPSILON = 0.1  # added to the eigenvalues, under the root
@@ -70,6 +71,8 @@ class Preprocess:
     """whitening on top of it"""
     columns: tuple[str, ...] = ()
     """names of the channels, where these are the numbers of a vector"""
+    pictures: dict[str, str] | None = None
+    """how pictures of any size become pixels before: fit, and the background of transparent ones (see `load`)"""
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """uint8 [N, C, H, W], or floats as they are, -> float32 [N, C, H, W]"""
@@ -139,10 +142,10 @@ class Preprocess:
         return plain if kind == "normalise" else replace(plain, zca=_fit_zca(plain, pixels, device))
 
     def to_json(self) -> dict[str, Any]:
-        """As a memory's header has it: mean, std, and the whitening's file; of vectors the names of their numbers too."""
+        """As a memory's header has it: mean, std, the whitening's file; of vectors their columns, of pictures their fit."""
         zca = None if self.zca is None else {"file": self.zca.file_name, "epsilon": ZCA_EPSILON}
-        columns = {"columns": list(self.columns)} if self.columns else {}
-        return {"mean": list(self.mean), "std": list(self.std), "zca": zca} | columns
+        more = ({"columns": list(self.columns)} if self.columns else {}) | ({"pictures": self.pictures} if self.pictures else {})
+        return {"mean": list(self.mean), "std": list(self.std), "zca": zca} | more
 
     def save_sidecar(self, folder: Path) -> None:
         """Put the ZCA file where a memory in `folder` looks for it (nothing to do without ZCA)."""
@@ -161,16 +164,16 @@ class Preprocess:
         try:
             mean, std = tuple(map(float, header["mean"])), tuple(map(float, header["std"]))
             name = None if header["zca"] is None else str(header["zca"]["file"])
-            columns = tuple(map(str, header.get("columns", ())))
+            columns, pictures = tuple(map(str, header.get("columns", ()))), header.get("pictures")
             if len(mean) != len(std) or min(std) <= 0 or not all(map(math.isfinite, mean + std)):
                 raise ValueError
-            if columns and len(columns) != len(mean):
+            if (columns and len(columns) != len(mean)) or not (pictures is None or is_stated(pictures)):
                 raise ValueError
         except (KeyError, TypeError, ValueError, OverflowError):
             raise RecollectError(f"preprocessing {f'{header!r:.300}'} is damaged: mean, std and zca are expected") from None
         if name is not None and pixels is not None and not os.path.isfile(folder / name):
-            return _again(Preprocess(mean, std, columns=columns), pixels, name)
-        return Preprocess(mean, std, None if name is None else _load_zca(folder, name), columns)
+            return _again(Preprocess(mean, std, columns=columns, pictures=pictures), pixels, name)
+        return Preprocess(mean, std, None if name is None else _load_zca(folder, name), columns, pictures)
 
 
 def _of_pixels(by_channel: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,8 @@ class Given:
 def checked(array: Any, where: object) -> Tensor:
     """Float32 [rows, d_y]."""
     try:
-        vectors = torch.from_numpy(np.array(array, np.float32))
+        plain = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+        vectors = torch.from_numpy(np.array(plain, np.float32))
     except (TypeError, ValueError):
         raise RecollectError(f"{where} are no numbers: give an array [classes or training images, numbers]") from None
     if vectors.ndim != 2 or 0 in vectors.shape or vectors.shape[1] > MOST_SIZE:

@@ -1,13 +1,16 @@
 """The unroll at the speed of the chip: `passes` gives the fastest ones for a network, and says so where those are for any.
 
 byhand.py: the ConvNet by hand; kernels.py, convnet.py: on a GPU; cpu_kernels.py, cpu.py: on a CPU; layout.py: which networks
-fit, and their weights as one vector; pages.py: memory that stays. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's
-network by hand; span.py: MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights. engine.py:
-captured steps.
+fit, and their weights as one vector. chain.py, patches.py, patch_kernels.py: MLPs and La-MAML's
+network by hand; span.py: MLPs in the coordinates of a few bases. flat.py: any network, on one vector of weights; compiled.py: by
+torch.compile. engine.py: captured steps.
 """
 
+import ctypes
 import importlib.util
+import platform
 import warnings
+from functools import cache
 from typing import Literal
 
 import torch
@@ -16,7 +19,6 @@ from recollect import unroll
 from recollect.errors import RecollectError
 from recollect.fast import chain, layout
 from recollect.fast.flat import Flat, General, Pieces
-from recollect.fast.pages import keep_pages
 from recollect.nets import Network
 
 Compute = Literal["auto", "bf16", "tf32", "fp32"]
@@ -24,6 +26,7 @@ MOST_IMAGES = 4096  # in one pass of the ConvNet's kernels, whose offsets are 32
 NO_TRITON = "Triton is not installed, which the ConvNet's kernels are written in (pip install triton)"
 WIDE = 32  # from here on a processor's bf16 pays
 NO_NUMBA = "numba is not installed, which the ConvNet's kernels on a CPU are written in (pip install numba)"
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # of mallopt
 _said: set[str] = set()
 
 
@@ -73,6 +76,20 @@ def _on_cpu(network: Network, compute: Compute, compile: bool) -> tuple[Flat, st
     elif reason is None:
         _say(f"the general path runs this network, several times slower: {NO_NUMBA}")
     return any_network(network, compile), "fp32"
+
+
+@cache
+def keep_pages() -> bool:
+    """Has the allocator keep what is freed, for the rest of the process; whether it is one that can.
+
+    glibc gives large tensors back to the system as soon as they are freed, and asks for them again at the next step; the
+    system clears every page anew. In an unroll on a CPU that was half of the time.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    settings = {MMAP_THRESHOLD: 2**30, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 2**28}
+    mallopt = ctypes.CDLL(None).mallopt
+    return all([mallopt(name, value) for name, value in settings.items()])
 
 
 def check(compute: str, device: str) -> None:

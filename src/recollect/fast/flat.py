@@ -1,4 +1,5 @@
-"""Any network's passes on one vector of weights, and the same in pieces for a batch that does not fit.
+"""Any network's passes on one vector of weights; the same in pieces for a batch that does not fit, over the processes of a run,
+and judged by where the weights are.
 
 One vector is what makes an inner step short: one kernel updates it, one keeps it in the trajectory, whatever the network.
 """
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from recollect.distributed import Ranks
 from recollect.nets import Network, Params, views
 from recollect.unroll import Passes, eager
 
@@ -156,3 +158,82 @@ class Pieces:
             curvature.add_(by_vector, alpha=share)
             by_images.append(share * by_part)
         return curvature, torch.cat(by_images, 1)
+
+
+class Towards:
+    """Passes of another Flat, whose judge looks at no image: in the place of images it is given goals [S, 1, 1, 1, P], as
+    `pack` makes them of weights, and in that of labels their ways [S, 1]; without S they are for all."""
+
+    def __init__(self, flat: Flat):
+        self.flat, self.network = flat, flat.network
+        self.benchmark, self.stacks, self.splits, self.held = flat.benchmark, flat.stacks, flat.splits, flat.held
+        self.pack, self.unpack, self.gradient, self.adjoint = flat.pack, flat.unpack, flat.gradient, flat.adjoint
+
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        away, ways = vectors - images.reshape(-1, images.shape[-1]), labels.reshape(-1, 1)
+        return 2 * away / ways, (away.square() / ways).sum(1)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The same for `unroll.metagradient`, of any network's passes."""
+        assert isinstance(self.flat, General)
+
+        def judge(params: Params, goal: Tensor, way: Tensor) -> tuple[Params, Tensor]:
+            slope, value = self.judge(self.pack(params)[None], goal, way)
+            return self.unpack(slope[0], params), value[0]
+
+        return Passes(self.flat.passes.gradient, self.flat.passes.adjoint, judge)
+
+
+class Shards:
+    """The same passes, each process over its part of a batch; equal to rounding, since the loss is a mean over images.
+
+    For networks that are too large for one process. Every process has all weights and the whole trajectory. What is found of
+    the weights is summed over the wire, so all go on with the same. A gradient by images is left to the process that passed
+    them: the others have zeros there, and whoever wants all adds them up once, after the unroll.
+    """
+
+    splits = False  # out of memory, one process alone would go on in pieces, and the others wait
+
+    def __init__(self, flat: Flat, ranks: Ranks):
+        self.flat, self.ranks, self.network = flat, ranks, flat.network
+        self.benchmark, self.stacks = flat.benchmark, flat.stacks
+
+    def pack(self, params: Params) -> Tensor:
+        return self.flat.pack(params)
+
+    def unpack(self, vector: Tensor, like: Params) -> Params:
+        return self.flat.unpack(vector, like)
+
+    def held(self, images: int, adjoint: bool) -> int:
+        return self.flat.held(-(-images // self.ranks.world), adjoint)
+
+    def _part(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, slice, float]:
+        """This process's images and labels, where they are, and what share of all they are."""
+        dim = images.ndim - 4
+        count, rank, world = images.shape[dim], self.ranks.rank, self.ranks.world
+        start, stop = count * rank // world, count * (rank + 1) // world
+        mine = images.narrow(dim, start, stop - start), labels.narrow(dim, start, stop - start)
+        return *mine, slice(start, stop), (stop - start) / count
+
+    def gradient(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        seen, truth, _, share = self._part(images, labels)
+        found = self.flat.gradient(vectors, seen, truth) * share if share else torch.zeros_like(vectors)
+        return self.ranks.total(found)
+
+    def judge(self, vectors: Tensor, images: Tensor, labels: Tensor) -> Pair:
+        seen, truth, _, share = self._part(images, labels)
+        both = vectors.new_zeros(len(vectors), vectors.shape[1] + 1)
+        if share:
+            slope, value = self.flat.judge(vectors, seen, truth)
+            both = torch.cat([slope, value[:, None]], 1) * share
+        both = self.ranks.total(both)
+        return both[:, :-1], both[:, -1]
+
+    def adjoint(self, vectors: Tensor, images: Tensor, labels: Tensor, mu: Tensor) -> Pair:
+        seen, truth, place, share = self._part(images, labels)
+        curvature, by_images = torch.zeros_like(vectors), torch.zeros_like(images)
+        if share:
+            found, by_seen = self.flat.adjoint(vectors, seen, truth, mu)
+            curvature, by_images[:, place] = found * share, by_seen * share
+        return self.ranks.total(curvature), by_images

@@ -20,7 +20,7 @@ class Examples(NamedTuple):
     images: Tensor
     """[N, C, H, W]"""
     labels: Tensor
-    """[N]"""
+    """[N]; or continuous targets, [N, targets] and standardised"""
     span: Tensor | None = None
     """[K, C, H, W], where the images are combinations of these and K is much smaller than C H W"""
 
@@ -60,7 +60,8 @@ class Objective(Protocol):
     """An objective is made for a network. Its state, if it has any, goes into checkpoints."""
 
     def draw(self, labels: Tensor, chance: Chance) -> Any:
-        """All that is random in an outer step, for a recalled set with these labels, class by class."""
+        """All that is random in an outer step, for a recalled set with these labels, class by class; where there are continuous
+        targets, these are their numbers in the query, target by target."""
         ...
 
     def gradient(self, recalled: Examples, real: Examples, drawn: Any) -> Found:

@@ -22,7 +22,7 @@ from recollect.config import InnerLoop, Matching, fits
 from recollect.errors import RecollectError
 from recollect.fast import Compute
 from recollect.fast.engine import Start
-from recollect.fast.towards import Towards
+from recollect.fast.flat import Towards
 from recollect.nets import Network, Params
 from recollect.objectives.seam import Chance, Examples, Found, Problem, Source, mean
 from recollect.objectives.unrolled import Unrolled

@@ -16,9 +16,7 @@ from recollect.data import augment
 from recollect.distributed import Ranks
 from recollect.fast import Compute, span
 from recollect.fast.engine import Engine, Start
-from recollect.fast.flat import General
-from recollect.fast.shards import Shards
-from recollect.fast.towards import Towards
+from recollect.fast.flat import General, Shards, Towards
 from recollect.nets import Network, Params
 from recollect.objectives.seam import Chance, Examples, Found, Problem, batches
 

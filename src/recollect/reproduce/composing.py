@@ -25,7 +25,7 @@ from recollect.distillation import distill
 from recollect.errors import RecollectError
 from recollect.evaluation import memory_recipe, protocol
 from recollect.files import read_json, write_compact
-from recollect.jobs import EXECUTORS, Job, Tell
+from recollect.jobs import EXECUTORS, Executor, Job, Tell
 from recollect.memory import Memory
 from recollect.nets import Network
 from recollect.runs import environment
@@ -101,29 +101,40 @@ def distil_all(
     numbers: list[int],
     together: int,
     tell: Tell,
+    executor: Executor | None = None,
 ) -> list[Memory]:
-    """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time."""
-
-    def one(number: int, tell: Tell) -> Memory:
+    """One memory for each of these tasks, from its file where there is one; on a GPU some at the same time, or by an executor."""
+    executor = executor or EXECUTORS["inline" if config.run.device == "cpu" else "threads"](together)
+    given = images, tasks, config, preprocess, folder
+    executor.run([Job(f"task {number}", _distilled, (*given, number), folder=folder) for number in numbers], tell)
+    found = []
+    for number in numbers:
         task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
-        of_task = images.only(task)
-        decided = changed(resolve(config, of_task), seed=config.run.seed + number)
-        if not path.exists():
-            began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
-            memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 0.0))
-            minutes = (time.perf_counter() - began) / 60
-            made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
-            write_compact(path.with_suffix(".json"), made)
-            memory.save(path)
+        decided = changed(resolve(config, images.only(task)), seed=config.run.seed + number)
         memory = Memory.load(path)
         settings = from_json(DistillConfig, memory.header.made["config"], path)
         if (changed(settings, device=decided.run.device), memory.class_names) != (decided, tuple(task)):
             raise RecollectError(f"{path} was made with other settings or classes: give another --memories")
         memory.fitted = preprocess  # the same file would be read for each of 2,000 test tasks
-        return memory
+        found.append(memory)
+    return found
 
-    executor = EXECUTORS["inline" if config.run.device == "cpu" else "threads"](together)
-    return executor.run([Job(f"task {number}", one, (number,)) for number in numbers], tell)
+
+def _distilled(
+    images: Images, tasks: list[Task], config: DistillConfig, preprocess: Preprocess, folder: Path, number: int, tell: Tell
+) -> None:
+    """The memory of one task, unless it is there."""
+    task, path = tasks[number], folder / f"task-{number:02d}.safetensors"
+    if path.exists():
+        return
+    of_task = images.only(task)
+    decided = changed(resolve(config, of_task), seed=config.run.seed + number)
+    began, what = time.perf_counter(), f"task {number + 1} of {len(tasks)}"
+    memory = distill(of_task, decided, preprocess=preprocess, progress=lambda line: tell((what, line), 0.0))
+    minutes = (time.perf_counter() - began) / 60
+    made = {"classes": task, "floats": memory.floats, "minutes": minutes, "environment": environment()}
+    write_compact(path.with_suffix(".json"), made)
+    memory.save(path)
 
 
 def told(folder: Path, number: int, memory: Memory) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from recollect.config import DistillConfig, changed, from_json
+from recollect.data.readers import parsing
 from recollect.files import read_json
 from recollect.memory import Budget
-from recollect.reproduce.rows import Accuracy, Row
+from recollect.reproduce.rows import Accuracy, Row, is_row
 from recollect.reproduce.tables import METHODS, SOURCES, TABLES, Cell
 from recollect.reproduce.work import accuracy
 from recollect.show.streams import NAMES
@@ -22,8 +23,17 @@ SHAPES = {
 def found(results: Path) -> dict[str, dict[str, Row]]:
     """Table -> cell -> row, as far as the files of these scripts are there."""
     every = {"table1": _memories, "continual": _streams, "compose": _composed, "ask": _asked}
-    made = {name: {cell.name: row for cell, row in read(results)} for name, read in every.items()}
+    made: dict[str, dict[str, Row]] = {}
+    for name, read in every.items():
+        with parsing(f"{results} has a damaged result file of {name}", "restore it"):
+            made[name] = {cell.name: _whole(cell, row) for cell, row in read(results)}
     return {name: rows for name, rows in made.items() if rows}
+
+
+def _whole(cell: Cell, row: Row) -> Row:
+    if not is_row(row, len(cell.columns)):
+        raise ValueError(cell.name)
+    return row
 
 
 def _row(environment: dict[str, Any], command: str, accuracies: list[Accuracy], **more: Any) -> Row:

@@ -13,7 +13,7 @@ from recollect.config import fits
 from recollect.errors import RecollectError
 from recollect.files import compact, read_json, write_compact
 from recollect.reproduce.scales import Scale
-from recollect.reproduce.tables import Cell, Table
+from recollect.reproduce.tables import TABLES, Cell, Table
 
 
 class Accuracy(TypedDict):
@@ -81,7 +81,7 @@ def save(out: Path, scale: Scale, cell: Cell, row: Row) -> None:
 def made(out: Path, scale: Scale, cell: Cell) -> Row | None:
     """The row of a cell that is finished."""
     place = path(out, scale, cell)
-    return _checked(place, read_json(place), asked(cell, scale), "--out") if place.is_file() else None
+    return _checked(place, read_json(place), cell, asked(cell, scale), "--out") if place.is_file() else None
 
 
 def partly(place: Path, given: dict[str, Any]) -> dict[str, Any]:
@@ -90,15 +90,23 @@ def partly(place: Path, given: dict[str, Any]) -> dict[str, Any]:
         return {}
     found = read_json(place)
     _refuse_other(place, found.get("asked"), given, "--out")
-    return found.get("rows", {})
+    return found["rows"] if isinstance(found.get("rows"), dict) else {}
 
 
 def save_partly(place: Path, given: dict[str, Any], found: dict[str, Any]) -> None:
     write_compact(place, {"asked": given, "rows": found})
 
 
-def _checked(place: Path, found: dict[str, Any], given: dict[str, Any], flag: str) -> Row:
-    if set(Row.__annotations__) - set(found) or not fits(found, Row):
+def is_row(found: Any, columns: int | None) -> bool:
+    """Whether it is whole, and has so many accuracies; with None, any number."""
+    if not fits(found, Row) or set(Row.__annotations__) - set(found):
+        return False
+    accuracies = found["accuracies"]
+    return columns in (None, len(accuracies)) and not any(set(Accuracy.__annotations__) - set(each) for each in accuracies)
+
+
+def _checked(place: Path, found: dict[str, Any], cell: Cell, given: dict[str, Any], flag: str) -> Row:
+    if not is_row(found, len(cell.columns)):
         raise RecollectError(f"{place} is no row of recollect reproduce, or damaged: delete it, and run the same command again")
     _refuse_other(place, found["asked"], given, flag)
     return found  # pyright: ignore
@@ -128,8 +136,9 @@ def kept(results: Path, scale: str) -> dict[str, dict[str, Row]]:
     place = results / f"{scale}.json"
     found = read_json(place) if place.is_file() else {}
     for table, rows in found.items():
+        columns = {cell.name: len(cell.columns) for cell in TABLES[table].cells} if table in TABLES else {}
         for name, row in rows.items() if isinstance(rows, dict) else [("", None)]:
-            if not isinstance(row, dict) or set(Row.__annotations__) - set(row) or not fits(row, Row):
+            if not is_row(row, columns.get(name)):
                 raise RecollectError(f"{place} is damaged at {table} {name}: restore it, or give another --results")
     return found
 

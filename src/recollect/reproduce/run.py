@@ -79,7 +79,16 @@ def reproduce(
             show(table, scale, places)
         tell(what, amount)
 
-    jobs = [Job(some[0].run, perform, (tuple(some), place), len(some)) for some in _together(due)]
+    words = ("--scale", scale.name, "--out", places.out, "--results", places.results, "--pages", places.pages, "--device", device)
+    words = tuple(str(word.absolute() if isinstance(word, Path) else word) for word in words) + (("--root", root) if root else ())
+
+    def job(some: tuple[Cell, ...]) -> Job:
+        command = ("recollect", "reproduce", table.name, "--cells", *(cell.name for cell in some), *words)
+        return Job(some[0].run, perform, (some, place), len(some), places.out / scale.name, command)
+
+    if due:
+        (places.out / scale.name).mkdir(parents=True, exist_ok=True)
+    jobs = [job(tuple(some)) for some in _together(due)]
     failed = [each for each in (executor or Inline()).run(jobs, told) if each is not None]
     failed += [Failed((f"{table.name} {name}",), f"not run: {why}") for name, why in lacking.items()]
     return Outcome([cell.name for cell in due], failed, show(table, scale, places))

@@ -16,11 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
+    from recollect.data.check import Checked
     from recollect.evaluation import Evaluation
     from recollect.training import Progress as Training
 
 LINE_SECONDS = 5.0  # between plain lines
 PATIENCE = 1.0  # seconds until Ctrl-C is answered by a word
+SHOWN = 5  # files of a finding
 SHORT_SECONDS = 1.0  # of a training that is over before one would look
 
 
@@ -82,6 +84,19 @@ def _lines(name: str, tell: Teller, unit: str) -> Callable[[dict[str, Any]], Non
             print(f"{name}: {unit} {round(step, 1)}/{total}  {told}", file=sys.stderr, flush=True)
 
     return line
+
+
+def of_all(show: Callable[[dict[str, Any]], None], total: float) -> Callable[[dict[str, Any]], None]:
+    """Steps of several jobs at once, each line with its job's name, as one display."""
+    at: dict[str, float] = {}
+
+    def update(line: dict[str, Any]) -> None:
+        before, at[line["job"]] = at.get(line["job"], 0.0), line["step"]
+        loss = "exploded" if line.get("loss") is None else f"{line['loss']:.4f}"
+        words = {"what": f"{line['job']}: loss {loss}", "of": total, "amount": max(line["step"] - before, 1e-9)}
+        show(line | words | {"step": sum(at.values())})
+
+    return update
 
 
 @contextmanager
@@ -198,6 +213,35 @@ def confusion(names: Sequence[str], counts: list[list[int]], on: str) -> None:
         mistakes = [(names[truth], names[answer], str(counts[truth][answer])) for truth, answer in pairs]
         shown = table(("true class", "answer", "images"), mistakes, left=("true class", "answer"))
     say(f"accuracy {100 * right / total:.1f} % of {total:,} images of the {on} split", shown)
+
+
+def checked(found: "Checked") -> None:
+    """What was found in a folder of pictures: a summary, what stops it from being read, and what is worth a look."""
+    sizes = [f"{size} ({count:,})" for size, count in found.sizes.items()]
+    classes = [f"{name} ({count:,})" for name, count in found.classes.items()]
+    rows = [
+        ("pictures", f"{found.pictures:,}"),
+        ("classes", class_names(classes)),
+        ("sizes", ", ".join(sizes[:SHOWN]) + f", {len(sizes) - SHOWN} more" * (len(sizes) > SHOWN)),
+    ]
+    pairs(found.folder, rows)
+    settled = [finding.what for finding in found.findings if finding.flag and not finding.stops]
+    if settled:
+        say("Settled by these options:", *(f"- {each}" for each in settled))
+    for title, stops in (("It cannot be read as it is:", True), ("Worth a look:", False)):
+        several = [each for each in found.findings if each.stops == stops and (stops or not each.flag)]
+        if several:
+            say(title)
+        for finding in several:
+            say(f"- {finding.what}. {finding.remedy[:1].upper()}{finding.remedy[1:]}.")
+            for file in finding.files[:SHOWN]:
+                say(f"    {file}")
+            if len(finding.files) > SHOWN:
+                say(f"    ... and {len(finding.files) - SHOWN:,} more (--json - has them all)")
+    if found.is_readable:
+        say("It can be read with these options.")
+    elif found.flags:
+        say(f"Options to try: {found.flags}")
 
 
 def class_names(names: Sequence[str]) -> str:

@@ -249,7 +249,7 @@ def _classifier(job: Job) -> Classifier:
 
 
 def _classified(classifier: Classifier, data: bytes) -> dict[str, Any]:
-    pixels, notice = read_picture(picture(data), classifier.image_shape)
+    pixels, notice = read_picture(picture(data), classifier.image_shape, classifier.preprocess.pictures)
     shares = classifier.probabilities(pixels[None])[0]
     return {
         "class_name": classifier.class_names[int(shares.argmax())],

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
+from recollect import hub
 from recollect.config import fits
 from recollect.errors import RecollectError, unknown
 from recollect.files import read_json, sha256
@@ -79,12 +80,15 @@ def named(name: str) -> Entry:
 
 
 def find(given: "Path | str") -> Path:
-    """The file that a path or a name stands for. What exists wins; a name of the zoo is fetched where that is needed."""
+    """The file that a path or a name stands for. What exists wins; a name of the zoo or of the Hub (hub:owner/name) is fetched
+    where that is needed."""
     path, name = Path(given), Path(given).as_posix()
+    if name.startswith(hub.PREFIX) and not os.path.lexists(path):
+        return hub.find(name.removeprefix(hub.PREFIX))
     if name in index() and not os.path.lexists(path):
         return _place(name)
     groups = {each.partition("/")[0] for each in index()}
-    is_name = not path.suffix and (len(path.parts) == 1 or path.parts[0] in groups)
+    is_name = not path.suffix and (len(path.parts) == 1 or (path.parts[:1] and path.parts[0] in groups))
     if is_name and len(name) < 100 and not os.path.lexists(path):
         near = difflib.get_close_matches(name, index(), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -95,7 +99,9 @@ def find(given: "Path | str") -> Path:
 
 
 def name_of(path: Path) -> str | None:
-    """The name of a file of the zoo, where it lies in the package or in the cache: nothing is written there."""
+    """The name of a file of the zoo, in the package or in the cache, or of one of the Hub: nothing is written there."""
+    if on_hub := hub.name_of(path):
+        return f"{hub.PREFIX}{on_hub}"
     places = {_in_package(name) if entry["ships"] else _in_cache(name): name for name, entry in index().items()}
     return places.get(path)
 
