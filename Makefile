@@ -1,7 +1,7 @@
 # Two commands: `make demo` and `make test`. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -n auto
+PYTEST := $(BIN)/pytest -n auto --dist loadgroup
 
 .PHONY: demo test test-often docs format clean
 
@@ -14,12 +14,20 @@ test: .venv/installed-dev .venv/chromium
 	$(BIN)/basedpyright
 	$(PYTEST)
 
-# Ten times: in random orders, beside two busy processes, on one core. The first that fails ends it; its seed is in its header.
+# Ten times: in random orders, beside two busy processes, on one core. The first that fails ends it, and says its seed; those
+# that were green are not run again at the same commit. Logs are in build/often.
+OFTEN = build/often/$(shell git rev-parse --short HEAD 2>/dev/null)
 test-often: .venv/installed-dev .venv/chromium
-	for n in 1 2 3 4 5; do $(PYTEST) || exit 1; done
-	yes >/dev/null & first=$$!; yes >/dev/null & second=$$!; trap "kill $$first $$second" EXIT; \
-	  for n in 1 2 3; do $(PYTEST) || exit 1; done
-	for n in 1 2; do taskset -c 0 $(PYTEST) || exit 1; done
+	@mkdir -p $(OFTEN); trap 'kill $$busy 2>/dev/null' EXIT; \
+	for run in order-1 order-2 order-3 order-4 order-5 busy-1 busy-2 busy-3 core-1 core-2; do \
+	  log=$(OFTEN)/$$run; busy=; where=; test -e $$log.green && continue; \
+	  case $$run in busy-*) yes >/dev/null & busy=$$!; yes >/dev/null & busy="$$busy $$!";; core-*) where="taskset -c 0";; esac; \
+	  $$where $(PYTEST) >$$log.log 2>&1; code=$$?; \
+	  test -z "$$busy" || kill $$busy; \
+	  echo "$$run: $$(tail -1 $$log.log)"; \
+	  test $$code = 0 || { grep -E 'randomly-seed|^FAILED|^ERROR' $$log.log; echo "$$log.log"; exit 1; }; \
+	  touch $$log.green; \
+	done
 
 # The site, in build/site; built without a network.
 docs: .venv/installed-dev

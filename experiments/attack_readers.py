@@ -20,6 +20,7 @@ from PIL import Image
 from recollect import data
 from recollect.classifier import read_picture
 from recollect.data import fitting, readers
+from recollect.data.check import check
 from recollect.data.images import Parts, make_images
 from recollect.reading import Reading
 from recollect.studio import uploads
@@ -319,8 +320,61 @@ def read_table(folder: Path, rng: Random) -> None:
     data.load(f"hf:{folder}", size=4)
 
 
+def damaged_csv(rng: Random) -> Files:
+    words, numbers = ("red", "green", "blue"), range(40)
+    lines = [f"{rng.random():.3f},{rng.choice(words)},{n % 3},c{n % 2}" for n in numbers]
+    lines[rng.randrange(40)] += rng.choice(("", "", ",", ",1", '"', "\0", "\r", "\n\n", "x" * 200_000, "," * 9000))
+    odd = rng.choice(("nan", "1e999", "", "-", "٣", "1_0", "9" * 5000, "=1", "\x1b[2J", '"a\nb"', "0x1"))
+    text = "\n".join(["size,colour,kind,label", *lines]).replace("red", odd if rng.random() < 0.3 else "red", 1)
+    return {"x.csv": hurt(rng, text.encode()) if rng.random() < 0.7 else text.encode()}
+
+
+def read_csv(folder: Path, rng: Random) -> None:
+    asked = rng.choice(
+        ({"label": "label"}, {"target": "size"}, {"target": ["size", "kind"]}, {"label": "kind"}, {"target": "colour"}, {})
+    )
+    data.load(folder / "x.csv", **asked)
+
+
+def damaged_labels(rng: Random) -> Files:
+    """Pictures whose labels are in a table."""
+    good = next(raw for form, raw in picture_bytes() if form == "PNG")
+    files = {f"{number % 3}/{number}.png": good for number in range(12)}
+    wrong = rng.choice(("../x.png", "/etc/hostname", "0", ".", "x" * 300 + ".png", "\0", "0/0.png", "\x1b[2J"))
+    lines = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
+    if rng.random() < 0.4:
+        lines[rng.randrange(12)] = rng.choice((f"{wrong},a", "x"))
+    text = "\n".join(["file,label", *lines]).encode()
+    return files | {"labels.csv": hurt(rng, text) if rng.random() < 0.6 else text}
+
+
+def damaged_vectors(rng: Random) -> Files:
+    """Query vectors of classes."""
+    arrays = {
+        "vectors": np.ones((3, 4), rng.choice(("f4", "f8", "i8", "f2"))),
+        "names": np.array(CLASSES),
+        "model": np.array("m"),
+    }
+    arrays |= {"projection": np.ones((5, 4), "f4"), "mean": np.ones(5, "f4")} if rng.random() < 0.5 else {}
+    buffer, lie = io.BytesIO(), rng.choice(list(arrays)) if rng.random() < 0.6 else ""
+    with zipfile.ZipFile(buffer, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+        for name, array in arrays.items():
+            raw = io.BytesIO()
+            np.save(raw, array)
+            archive.writestr(f"{name}.npy", _npy(rng, raw.getvalue()) if name == lie else raw.getvalue())
+    toys = io.BytesIO()
+    np.savez(toys, **toy_arrays(1, 8, 4))
+    return {"v.npz": buffer.getvalue() if lie else hurt(rng, buffer.getvalue()), "x.npz": toys.getvalue()}
+
+
 def read_folder(folder: Path, rng: Random) -> None:
-    data.load(folder, size=rng.choice((None, None, 4)))
+    size, options = rng.choice((None, None, 4)), read(rng).given() | {"skip_bad": rng.random() < 0.5}
+    if rng.random() < 0.3:
+        options["pattern"] = rng.choice(("{split}/{label}/**/*", "train/{label}/*.png"))
+    if rng.random() < 0.5:
+        check(folder, size, **options)
+    else:
+        data.load(folder, size=size, **options)
 
 
 READERS = [
@@ -334,5 +388,8 @@ READERS = [
     Kind("folder of pictures", damaged_folder, read_folder, 3),
     Kind("CIFAR-100, pickled", damaged_pickle_hundred, _read_parts(readers.cifar100, 3, "train", "test", "meta"), 5),
     Kind("TinyImageNet", damaged_tiny, lambda folder, _: data.load("tinyimagenet", root=folder), 3),
-    Kind("table", damaged_table, read_table, 0.2),
+    Kind("table of values", damaged_csv, read_csv, 5),
+    Kind("table of labels", damaged_labels, lambda folder, _: data.load(folder, labels=folder / "labels.csv"), 5),
+    Kind("vectors", damaged_vectors, lambda folder, _: data.load(folder / "x.npz", vectors=folder / "v.npz"), 5),
+    Kind("table of the datasets package", damaged_table, read_table, 0.2),
 ]

@@ -256,6 +256,15 @@ def test_one_picture_of_a_small_file_may_be_large(tmp_path):
         entry.recall([0.0] * 4)
 
 
+def test_words_of_a_table_become_columns_within_the_limit(tmp_path, monkeypatch):
+    """A megabyte of letters is hundreds of one-hot columns."""
+    lines = [",".join(chr(97 + (row + column) % 26) for column in range(200)) for row in range(300)]
+    (tmp_path / "x.csv").write_text("\n".join([",".join(map(str, range(200))), *lines]))
+    monkeypatch.setenv("RECOLLECT_MOST_GIB", "0.002")
+    with pytest.raises(RecollectError, match=r"300 examples with 5,174 columns of words would take 0\.0 GiB"):
+        load(tmp_path / "x.csv", label="0")
+
+
 def test_no_room_for_a_step_is_said(monkeypatch):
     from recollect import training
 

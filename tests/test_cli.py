@@ -913,7 +913,7 @@ def test_a_training_tells_the_time_left_from_its_second_second(capsys, monkeypat
             progress(Progress(finished, 2, 4, epoch, 10, 0.5))
     assert capsys.readouterr().err.splitlines() == [
         "memory: epoch 4/40  loss 0.5000  0.50 s/epoch  18 s left",
-        "memory: epoch 26/40  loss 0.5000  11.54 s/epoch  3 min left",
+        "memory: epoch 26/40  loss 0.5000  12.98 s/epoch  3 min left",
     ]
 
 

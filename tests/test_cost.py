@@ -135,6 +135,18 @@ def test_the_h200_is_as_fast_as_it_was():
         assert cost.DEVICES["h200"].seconds(used) == pytest.approx(rows[0]["(d) ConvNet, bf16"]["seconds"], rel=0.15)
 
 
+def test_a_core_is_as_fast_as_it_was():
+    """About: its rates are for a glance, before anything is measured."""
+    plan, found = experiment_module("plan"), read_json(ROOT / "results" / "plan.json")["settings"]
+    for name, (shape, settings) in plan.SETTINGS.items():
+        images, measured = plan.noise(shape), found["rows"][name]["measured"]["s a step"]
+        config = resolve(changed(DistillConfig(), **settings), images)
+        if config.outer.objective == "unrolled":
+            used = cost.work(config, images.shape, images.classes, len(images.train.images))
+            guessed = cost.DEVICES["epyc-core"].seconds(used) / found["environment"]["threads"]
+            assert 1 / 3 < guessed / measured < 3
+
+
 TINY = ["--network", "mlp:width=8", "--inner-steps", "3", "--window", "3", "--outer-steps", "10"]
 
 

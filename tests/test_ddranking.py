@@ -10,8 +10,9 @@ import torch
 from conftest import make_memory
 from hypothesis import given as over
 from hypothesis import strategies as st
+from test_targets import SMALL, rotating
 
-from recollect import Evaluation, Memory, Recipe, RecollectError
+from recollect import Evaluation, Memory, Recipe, RecollectError, distill
 from recollect.cli import main
 from recollect.ddranking import AUGMENT, KNOWN, augmentation_robust, label_robust, ranked
 from recollect.export import export
@@ -121,12 +122,19 @@ def test_both_scores_of_a_memory(toy_images):
     assert other.rows[0].values == plain.values
 
 
+def test_continuous_targets_are_not_ranked():
+    with pytest.raises(RecollectError, match="is of continuous targets: DD-Ranking judges classifiers"):
+        ranked(distill(rotating(), SMALL), rotating(), 1)
+
+
 def test_the_command(toy_npz, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_memory().save(tmp_path / "toy.safetensors")
     command = f"evaluate toy.safetensors --data {toy_npz} --networks 2 --epochs 2 --ddranking"
     assert main(command.split()) == 2
     assert "for how many epochs (--full)" in capsys.readouterr().err
+    assert main([*command.split(), "--full", "2", "--architectures", "mlp:width=4", "mlp:width=8"]) == 2
+    assert "scores are of one network" in capsys.readouterr().err
     assert main([*command.split(), "--full", "2", "--json", "found.json"]) == 0
     written, said = json.loads((tmp_path / "found.json").read_text()), capsys.readouterr().out
     assert len(written["rows"]) == 5

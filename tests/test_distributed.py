@@ -261,13 +261,13 @@ def test_what_cannot_be_is_said_once(tmp_path):
 
 
 def test_nobody_to_meet():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    code = "from recollect import cli, distributed as d; d.MEETING = 1; import sys; sys.exit(cli.main(['distill', 'digits']))"
-    environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"PYTHONPATH": str(Path(recollect.__file__).parent.parent), "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    with socket.socket() as taken:  # until the end: nobody else can listen there
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        code = "from recollect import cli, distributed as d; d.MEETING = 1; import sys; sys.exit(cli.main(['distill', 'digits']))"
+        environment = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment |= {"PYTHONPATH": str(Path(recollect.__file__).parent.parent), "TORCH_CPP_LOG_LEVEL": "FATAL"}
+        ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 2
     assert f"error: rank 1 of 2 met nobody at 127.0.0.1:{port} in 1 s: start all 2 processes by torchrun" in ended.stderr
 

@@ -1,8 +1,10 @@
 """The documentation is true: links lead somewhere, code and commands run, flags exist, sentences are short, every public name is
 explained, and the site builds without a network."""
 
+import contextlib
 import doctest
 import inspect
+import io
 import json
 import os
 import re
@@ -157,22 +159,24 @@ def test_links_lead_somewhere(path):
     assert not wrong
 
 
+def helped(*words: str) -> str:
+    """What the program prints for these words and ends with."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as shown:
+        patch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit):
+            main(list(words))
+    return shown.getvalue()
+
+
 @cache
 def flags_of(command: str) -> frozenset[str]:
     """What `recollect COMMAND --help-all` lists."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "recollect", *command.split(), "--help-all"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "200"},
-    )
-    return frozenset(re.findall(r"--[a-z0-9][a-z0-9-]*", shown.stdout))
+    return frozenset(re.findall(r"--[a-z0-9][a-z0-9-]*", helped(*command.split(), "--help-all")))
 
 
 @cache
 def commands() -> tuple[str, ...]:
-    shown = subprocess.run([sys.executable, "-m", "recollect", "--help"], capture_output=True, text=True)
-    return tuple(re.findall(r"^  ([a-z]+)  ", shown.stdout, re.M))
+    return tuple(re.findall(r"^  ([a-z]+)  ", helped("--help"), re.M))
 
 
 @cache
@@ -330,7 +334,7 @@ def test_the_site_builds_and_loads_nothing_from_outside(tmp_path):
         assert f'id="recollect.{name}"' in reference
 
 
-RESULTS = Path(__file__).parent.parent / "results"
+# --- results/, as the scripts of experiments/ write it ---------------------------------------------------------------------
 
 
 def test_what_holds_nothing_else_is_one_line(tmp_path):
@@ -350,7 +354,7 @@ def test_what_holds_nothing_else_is_one_line(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "results").rglob("*.json")), ids=lambda path: path.stem)
 def test_results_are_written_so(path):
     assert compact(json.loads(path.read_text())) + "\n" == path.read_text()
 

@@ -206,6 +206,8 @@ def test_the_flag_goes_with_any_command(tmp_path, capsys):
     assert "more than the limit of 9" in capsys.readouterr().err
     assert main(["data", "show", "mnist", "--root", str(tmp_path), "--most-gib=many"]) == 2
     assert "is 'many': give a number of GiB" in capsys.readouterr().err
+    assert main(["data", "show", "mnist", "--most-gib", "1\0\ud800"]) == 2
+    assert r"is '1\x00\ud800': give a number of GiB" in capsys.readouterr().err
 
 
 def test_gzip_is_unpacked_no_further_than_its_header_tells(tmp_path):

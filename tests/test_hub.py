@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CLASSES, make_memory
+from test_distillation import toy
+from test_queries import ASKED
+from test_targets import SMALL, rotating, sums
 
 import recollect
-from recollect import Memory, RecollectError, hub, zoo
+from recollect import Memory, RecollectError, distill, hub, queries, zoo
 from recollect.cli import main
 from recollect.publish import card
 from recollect.show.pictures import to_pixels
@@ -271,6 +274,33 @@ def test_names_in_a_card_are_text():
     assert 'license: "unknown"' in text
 
 
+def test_memories_without_classes(server, monkeypatch):
+    """Asked with pictures, or with continuous targets of images and of vectors: they have a card; a dataset of pictures they
+    are not."""
+    monkeypatch.setattr(queries, "ENCODER", "mlp:width=8,depth=1")
+    r2 = {
+        "network": "mlp",
+        "mean": 0.51,
+        "deviation": 0.01,
+        "n": 2,
+        "on": "test",
+        "protocol": "short",
+        "metric": "R2",
+        "rmse": 2.0,
+    }
+    made = {"pictures": distill(toy(), ASKED), "rows": distill(rotating(), SMALL), "sums": distill(sums(), SMALL)}
+    for name, memory in made.items():
+        memory = memory if name == "pictures" else memory.with_accuracy(r2)
+        recollect.push_to_hub(memory, f"owner/{name}")
+        assert torch.equal(Memory.from_pretrained(f"owner/{name}").bases, memory.bases)
+        files = server.files(f"owner/{name}")
+        assert ("memory.png" in files) == (b"![memory](memory.png)" in files["README.md"]) == (name != "sums")
+        assert (b"R2 0.510" in files["README.md"]) == (name != "pictures")
+        with pytest.raises(RecollectError):
+            recollect.push_to_hub(memory, f"owner/{name}", dataset=True)
+    assert not any(repository.startswith("datasets/") for repository in server.commits)
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -280,6 +310,7 @@ def test_names_in_a_card_are_text():
         ("info hub:owner/empty", "hub:owner/empty has no memory.safetensors: it is no memory of recollect"),
         ("info hub:toy", "hub:toy is no name of the Hub: give hub:owner/name"),
         ("info hub:../toy", "hub:../toy is no name of the Hub"),
+        ("info hub:owner/toy@../../x", "hub:owner/toy@../../x is no name of the Hub"),
         ("evaluate hub:owner/toy --record", "hub:owner/toy is of the Hub, whose files stay as they are"),
         ("push toy.safetensors toy", "'toy' is no name for the Hub: give owner/name"),
         ("push toy.safetensors owner/toy --licence 'my own'", "licence 'my own' is no name of the Hub's"),
@@ -346,6 +377,14 @@ def test_its_address_is_the_library_s(server, monkeypatch):
     monkeypatch.delenv("HF_ENDPOINT")
     with pytest.raises(RecollectError, match=r"https://huggingface.co cannot be reached to load it"):
         Memory.from_pretrained("owner/toy")
+
+
+def test_a_large_file_is_not_fetched(server, monkeypatch):
+    recollect.push_to_hub(make_memory(), "owner/toy")
+    monkeypatch.setenv("RECOLLECT_MOST_GIB", "0.000001")
+    with pytest.raises(RecollectError, match=r"memory.safetensors of hub:owner/toy would take .* more than the limit"):
+        Memory.from_pretrained("owner/toy")
+    assert not (Path.cwd().parent / "cache").exists()
 
 
 def test_without_the_library(monkeypatch):

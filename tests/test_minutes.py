@@ -55,15 +55,15 @@ def by_width(config: DistillConfig) -> float:
 
 def test_the_widest_network_of_which_enough_steps_fit(clock, config):
     lines = []
-    long = afford(config, 10_000, clock.steps(by_width), lines.append)
+    long = afford(config, "mnist", 10_000, clock.steps(by_width), lines.append)
     assert long.inner.network == "convnet"
     assert 2000 < long.budget.outer_steps * 4.0 / 4 < 2500
     assert len(lines) == 3
-    assert afford(config, 2_500, clock.steps(by_width), lines.append).inner.network == "convnet:width=64"
-    middle = afford(config, 600, clock.steps(by_width), lines.append)
+    assert afford(config, "mnist", 2_500, clock.steps(by_width), lines.append).inner.network == "convnet:width=64"
+    middle = afford(config, "mnist", 600, clock.steps(by_width), lines.append)
     assert (middle.inner.network, middle.outer.objective, middle.inner.steps) == ("convnet:width=32", "unrolled", 40)
     assert lines[-1] == "because it is the best of which enough outer steps fit"
-    short = afford(config, 60, clock.steps(by_width), lines.append)
+    short = afford(config, "mnist", 60, clock.steps(by_width), lines.append)
     assert (short.outer.objective, short.budget.real_per_class) == ("regression", 50)
     assert lines[-1] == "because too few outer steps fit of convnet:width=32 (unrolled, 1 s a step)"
 
@@ -71,39 +71,50 @@ def test_the_widest_network_of_which_enough_steps_fit(clock, config):
 def test_little_time_is_not_spent_on_costly_recipes(clock, config):
     costs = {"regression": 1.0, "convnet:width=32": 20.0, "convnet:width=64": 200.0, "convnet": 1000.0}
     by_name = lambda config: costs["regression" if config.outer.objective == "regression" else config.inner.network]  # noqa: E731
-    assert afford(config, 90, clock.steps(by_name), lambda line: None).outer.objective == "regression"
+    assert afford(config, "mnist", 90, clock.steps(by_name), lambda line: None).outer.objective == "regression"
     assert clock.now < 10
 
 
 @pytest.mark.parametrize("seconds", [120, 600, 3000])
 def test_ends_on_time(clock, config, seconds):
-    found = afford(config, seconds, clock.steps(by_width), lambda line: None)
+    found = afford(config, "mnist", seconds, clock.steps(by_width), lambda line: None)
     total = clock.now + found.budget.outer_steps * by_width(found)
     assert 0.9 * seconds < total <= seconds
 
 
 def test_what_is_asked_for_by_name_stays(clock, config):
     asked = changed(config, network="convnet:width=64", inner_steps=20, window=20, init="unit")
-    found = afford(asked, 6000, clock.steps(by_width), lambda line: None)
+    found = afford(asked, "mnist", 6000, clock.steps(by_width), lambda line: None)
     assert (found.inner.network, found.inner.steps, found.memory.init) == ("convnet:width=64", 20, "unit")
-    assert afford(changed(config, inner_steps=20), 6000, clock.steps(by_width), print).inner.covered == 20
+    assert afford(changed(config, inner_steps=20), "mnist", 6000, clock.steps(by_width), print).inner.covered == 20
     pictures = changed(config, query="images")
-    assert afford(pictures, 6000, clock.steps(by_width), lambda line: None).memory.init == "kaiming"
+    assert afford(pictures, "mnist", 6000, clock.steps(by_width), lambda line: None).memory.init == "kaiming"
+
+
+def test_unrolls_flip_objects_and_no_digits(clock, config):
+    def found(dataset, asked=config, seconds=600):
+        return afford(asked, dataset, seconds, clock.steps(by_width), lambda line: None)
+
+    assert found("cifar10").inner.augment == "flip"
+    assert found("mnist").inner.augment == found("svhn").inner.augment == "none"
+    assert found("cifar10", changed(config, augment="crop")).inner.augment == "crop"
+    assert found("cifar10", seconds=90).inner.augment == "none"  # regression
+    assert found("cifar10", changed(config, device="cuda")).inner.augment == "none"
 
 
 def test_a_gpu_has_the_preset(clock):
     cuda = changed(DistillConfig(), device="cuda:1")
-    found = afford(cuda, 100, clock.steps(lambda config: 0.5), lambda line: None)
+    found = afford(cuda, "mnist", 100, clock.steps(lambda config: 0.5), lambda line: None)
     assert changed(found, outer_steps=cuda.budget.outer_steps) == cuda
     assert 180 < found.budget.outer_steps < 200
 
 
 def test_too_few_minutes(clock, config):
     with pytest.raises(RecollectError, match=r"minutes is 0\.1, too few for one outer step here: give [\d.]+ or more"):
-        afford(config, 6, clock.steps(lambda config: 3.0), lambda line: None)
+        afford(config, "mnist", 6, clock.steps(lambda config: 3.0), lambda line: None)
     asked = changed(config, minutes=0.5)  # of which preparing the images has taken more
     with pytest.raises(RecollectError, match=r"minutes is 0\.5, too few for one outer step here: give [1-9][\d.]* or more"):
-        afford(asked, -20, clock.steps(lambda config: 3.0), lambda line: None)
+        afford(asked, "mnist", -20, clock.steps(lambda config: 3.0), lambda line: None)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])

@@ -18,7 +18,9 @@ from test_hostile import png
 
 from recollect import Classifier, Memory, Preprocess, RecollectError, data, distill, preset
 from recollect.classifier import read_picture
-from recollect.cli import main
+from recollect.cli import main, parse
+from recollect.commands.evaluate import Evaluate
+from recollect.commands.performing import spelt
 from recollect.data.check import ALIKE, check, leaders
 from recollect.data.fitting import fitted, full_size, open_picture
 from recollect.header import can_prepare
@@ -60,9 +62,12 @@ def icon(shade: int, side: int = 8) -> Image.Image:
     return Image.fromarray(pixels)
 
 
+def in_order(pixels: torch.Tensor) -> torch.Tensor:
+    return torch.stack(sorted(pixels, key=lambda each: each.numpy().tobytes()))
+
+
 def whole(images: data.Images) -> torch.Tensor:
-    parts = images.train + images.validation + images.test
-    return parts.images[parts.images.flatten(1).float().mean(1).argsort()]
+    return in_order((images.train + images.validation + images.test).images)
 
 
 def load(*args, **options) -> tuple[data.Images, list[str]]:
@@ -458,7 +463,7 @@ READ = ["--size", "8", "--pattern", "{label}/**/*.png", "--skip-bad"]
 @pytest.mark.parametrize("fit", ["crop", "pad"])
 def test_new_pictures_are_made_as_those_of_the_memory(wide, fit, capsys):
     with pytest.warns(UserWarning, match="transparent"):
-        images = data.load(wide, size=8, fit=fit, pattern="{label}/**/[0-9]*.png".replace("[0-9]", ""), skip_bad=True)
+        images = data.load(wide, size=8, fit=fit, pattern="{label}/**/*.png", skip_bad=True)
     config = preset("fast", network="mlp:width=8", inner_steps=2, window=2, outer_steps=1)
     memory = distill(images, config)
     assert memory.header.preprocessing["pictures"] == images.pictures.stated()
@@ -466,11 +471,10 @@ def test_new_pictures_are_made_as_those_of_the_memory(wide, fit, capsys):
     stated = Memory.load(wide.parent / "m.safetensors").preprocess().pictures
     assert stated == {"fit": fit, "background": images.pictures.background}
     pixels = [read_picture(path, images.shape, stated)[0] for path in sorted(wide.rglob("[0-9]*.png"))]
-    made = torch.stack(pixels)
-    assert torch.equal(made[made.flatten(1).float().mean(1).argsort()], whole(images))
+    assert torch.equal(in_order(torch.stack(pixels)), whole(images))
     _, notice = read_picture(wide / "dark/deep/0.png", images.shape, stated)
-    background = images.pictures.background
-    assert notice == f"transparent in parts, put on {background}; 20x12, {fit}{'p' * (fit == 'crop') or 'd'}ed to 8x8"
+    assert images.pictures.background == "#ffffff"
+    assert notice == f"transparent in parts, put on white; 20x12, {fit}{'p' * (fit == 'crop') or 'd'}ed to 8x8"
     assert f'"fit": "{fit}"' in json.dumps(memory.header.preprocessing)
 
 
@@ -537,3 +541,10 @@ def test_a_reading_is_the_same_after_json():
         kept = json.loads(json.dumps(how.given()))
         assert Reading(**kept) == how
         assert len(kept) == sum(value != asdict(Reading())[name] for name, value in asdict(how).items())
+
+
+def test_a_job_s_command_has_the_options_too(tmp_path):
+    """As other schedulers get it."""
+    how = Reading(colour="grey", pattern="{label}/**/*", skip_bad=True)
+    words = spelt("evaluate", Evaluate(memory=tmp_path, size=8, reading=how, networks=3))
+    assert parse([*words[1:]]) == Evaluate(memory=tmp_path, size=8, reading=how, networks=3)

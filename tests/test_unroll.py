@@ -142,14 +142,6 @@ def test_bad_window(window):
         unroll.metagradient(*setting("mlp:width=6"), lr=0.1, momentum=0.9, window=window)
 
 
-@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
-def test_compiled_passes_are_the_same_passes():
-    loss, params, images, labels, batches, query = setting("mlp:width=6", steps=3)
-    eager = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9)
-    fast = unroll.metagradient(loss, params, images, labels, batches, query, lr=0.05, momentum=0.9, passes=compiled(loss))
-    assert distance(fast.images, eager.images) < 1e-10
-
-
 def test_without_a_compiler_it_says_so_and_runs(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _: None)
     loss, params, images, labels, batches, query = setting("mlp:width=6", steps=2)

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.config import Recipe, from_json, read_recipe, to_json
-from recollect.data.fitting import FORMATS_READ, background_for, fitted, full_size, is_clear, is_grey, open_picture
+from recollect.data.fitting import FORMATS_READ, background_for, fitted, full_size, is_clear, is_grey, named, open_picture
 from recollect.data.images import Images, Split
 from recollect.data.preprocess import Preprocess
 from recollect.data.readers import parsing
@@ -245,7 +245,7 @@ def _done(picture: "Image.Image", shape: Shape, how: Reading, background: str) -
     if picture.mode.startswith("I"):
         notices.append("of 16 bits, made 8")
     elif is_clear(picture):
-        notices.append(f"transparent in parts, put on {background}")
+        notices.append(f"transparent in parts, put on {named(background)}")
     if is_grey(picture) != (shape[0] == 1):
         notices.append("grey, made RGB" if shape[0] == 3 else "in colour, made grey")
     if (full := full_size(picture)) != (shape[2], shape[1]):

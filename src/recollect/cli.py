@@ -146,7 +146,8 @@ def raised(arguments: list[str]) -> list[str]:
     while found := [word for word in kept if word.partition("=")[0] in ("--most-gib", "--most_gib")]:
         place = kept.index(found[0])
         _, equals, value = kept.pop(place).partition("=")
-        os.environ[limits.VARIABLE] = value if equals else kept.pop(place) if place < len(kept) else "missing"
+        given = value if equals else kept.pop(place) if place < len(kept) else "missing"
+        os.environ[limits.VARIABLE] = plain(given)  # which has no zeros and no half characters
         limits.most()
     return kept
 

@@ -67,7 +67,7 @@ class OnRay:
                     f"no node of the Ray cluster has {_room(asked)} for a job (they have {_rooms(ray.nodes())}): ask for less"
                 )
             with _token(folder) as token:
-                _check_nodes(ray, folder, token, self.returned)
+                _check_nodes(ray, asked, folder, token, self.returned)
             files = _files(folder) if self.returned and folder else None
             if files is not None:
                 warnings.warn(f"jobs get a copy of {folder}: their checkpoints do not survive their node", stacklevel=2)
@@ -149,11 +149,11 @@ def _token_path(folder: Path) -> Path:
     return folder / ".seen"
 
 
-def _check_nodes(ray: Any, folder: Path | None, token: str, returned: bool) -> None:
-    """Refuse nodes that have another version, or do not see the folder that they should."""
+def _check_nodes(ray: Any, asked: dict[str, float], folder: Path | None, token: str, returned: bool) -> None:
+    """Refuse nodes that could perform jobs, but have another version, or do not see the folder that they should."""
     here = _known(None)[0]
     found = {}
-    for node in _alive(ray.nodes()):
+    for node in (node for node in ray.nodes() if _fits([node], asked)):
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         probe = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_known)
         found[probe.remote(folder)] = node["NodeManagerAddress"]
@@ -327,10 +327,11 @@ def _perform(
             failed = _sendable(error)
         sent, written = teller.send(), {}
         if sent is not None:
-            import ray
+            from ray import get
+            from ray.exceptions import RayError
 
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(sent, timeout=LOST)
+            with contextlib.suppress(RayError):
+                get(sent, timeout=LOST)
         if folder and files is not None:
             written = {name: data for name, data in _files(folder).items() if files.get(name) != data}
     return _Outcome(result, failed, written)

@@ -131,7 +131,7 @@ def compose(parts: "Classes | Memory | Sequence[Classes | Memory]", images: "Ima
     for part in chosen:
         recalled, _ = part.memory.recall(part.labels)
         theirs = moved.get(id(part.memory))
-        recalled = recalled if theirs is None else fits(theirs.undo(recalled) * 255)
+        recalled = recalled if theirs is None else fits(theirs.undo(recalled))
         recalls += recalled.unflatten(0, (len(part.labels), -1))  # [r, C, H, W] of each class
         dataset = part.memory.header.dataset
         sources += [Source(called[id(part.memory)], dataset, name) for name in part.names]

@@ -168,17 +168,20 @@ class Device(NamedTuple):
 
     rate: float
     """operations a second of large passes"""
-    half: float
-    """operations of a pass that reaches half of it"""
+    small: float
+    """operations of a pass from which on it is slower"""
     memory: float
     """bytes"""
     wire: float
     """bytes a second to other devices"""
     measured: bool = False
+    power: float = 1.0
+    """how much slower it is at passes that are smaller still"""
 
     def seconds(self, work: Work) -> float:
         """Of an outer step."""
-        return work.operations / (self.rate * work.a_pass / (work.a_pass + self.half)) + work.wire / self.wire
+        rate = self.rate * (work.a_pass / (work.a_pass + self.small)) ** self.power
+        return work.operations / rate + work.wire / self.wire
 
 
 H200 = Device(334e12, 9.1e9, 141e9, 50e9, True)
@@ -186,7 +189,7 @@ PEAK = 989e12  # of the H200 in bf16
 
 
 def _by_peak(peak: float, memory: float, wire: float = 25e9) -> Device:
-    return Device(H200.rate * peak / PEAK, H200.half * peak / PEAK, memory, wire)
+    return Device(H200.rate * peak / PEAK, H200.small * peak / PEAK, memory, wire)
 
 
 DEVICES = {
@@ -195,7 +198,7 @@ DEVICES = {
     "a100": _by_peak(312e12, 80e9),
     "l40s": _by_peak(362e12, 48e9),
     "rtx4090": _by_peak(165e12, 24e9),
-    "epyc-core": Device(150e9, 2e8, 12e9, 1e9, True),
+    "epyc-core": Device(350e9, 5e9, 12e9, 1e9, True, 0.35),
 }
 """by name; `epyc-core` is one core of an AMD EPYC that multiplies in bf16 (AVX-512)"""
 

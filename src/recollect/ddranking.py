@@ -18,6 +18,7 @@ from recollect.data.images import Images
 from recollect.errors import RecollectError
 from recollect.evaluation import Evaluation, Options, evaluate, full_data, memory_recipe, random_real
 from recollect.memory import Memory
+from recollect.queries import Targets
 
 AUGMENT = "flip+rotate+scale+crop+cutout+brightness+contrast+saturation"
 """the augmentation of the augmentation-robust score where a recipe has none: DSA's transforms"""
@@ -144,6 +145,8 @@ def ranked(
         weight: of the gain over random real images, and of augmented networks; the package's w and gamma.
         options: those of `evaluate`.
     """
+    if isinstance(memory.asked, Targets):
+        raise RecollectError(f"{memory.name} is of continuous targets: DD-Ranking judges classifiers")
     recipe, per_class = recipe or memory_recipe(memory), _per_class(memory)
     plain, augmented = (
         replace(recipe, augment=augment) for augment in ("none", AUGMENT if recipe.augment == "none" else recipe.augment)

@@ -139,7 +139,8 @@ def _distilled(
             return Distiller(images, config, prepared, net, given.objective, given.query, given.augment, given.optimiser)
 
         if config.budget.minutes is not None and not resuming:
-            config = afford(config, 60 * config.budget.minutes - (time.perf_counter() - began), make, say)
+            left = 60 * config.budget.minutes - (time.perf_counter() - began)
+            config = afford(config, images.name, left, make, say)
         config = changed(config, **own)
         distiller = make(config)
         if folder and not resuming:

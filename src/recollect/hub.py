@@ -18,7 +18,7 @@ from recollect.header import read_header
 PREFIX = "hub:"
 """what the names of these memories begin with, where others are paths or names of the zoo"""
 FILE = "memory.safetensors"
-_NAME = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[^@\s]+))?", re.ASCII)
+_NAME = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>(?!.*\.\.)[^@\s]+))?", re.ASCII)
 Kind = Literal["model", "dataset"]
 
 

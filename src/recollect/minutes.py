@@ -28,9 +28,9 @@ RECIPES: dict[str, tuple[tuple[dict[str, Any], int], ...]] = {
     ),
 }
 """by device, the best first and each costlier than the next: settings, and how many outer steps they need to be worth it"""
-
-
-CHOSEN = ("objective", "network", "inner_steps", "window", "inner_lr", "init", "real_per_class", "outer_steps")
+FLIPPED = ("cifar10", "cifar100")
+"""datasets whose unrolls flip what is recalled on a CPU, unless another augmentation is asked for"""
+CHOSEN = ("objective", "network", "inner_steps", "window", "inner_lr", "init", "real_per_class", "augment", "outer_steps")
 
 
 class Steps(Protocol):
@@ -41,7 +41,7 @@ class Steps(Protocol):
 
 
 def afford(
-    config: DistillConfig, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
+    config: DistillConfig, dataset: str, seconds: float, make: Callable[[DistillConfig], Steps], say: Callable[[str], None]
 ) -> DistillConfig:
     """The config with the best recipe of which enough outer steps fit into the seconds that are left, and their number.
     Cheap recipes are timed first: where time is short, little of it is spent on choosing.
@@ -59,7 +59,8 @@ def afford(
         return (deadline - _now()) * MARGIN / each
 
     for recipe, enough in reversed(RECIPES[config.run.device.partition(":")[0]]):
-        found = _beside(config, recipe)
+        flips = {"augment": "flip"} if dataset in FLIPPED and "inner_steps" in recipe else {}
+        found = _beside(config, recipe | flips)
         if best and found == best[0]:
             continue
         if best and fit(best[1]) < enough:  # of a costlier one even fewer
@@ -75,7 +76,7 @@ def afford(
         needed = minutes + (_now() - deadline + each) / 60
         raise RecollectError(f"minutes is {minutes:.3g}, too few for one outer step here: give {needed * 1.2:.2g} or more")
     found = changed(found, outer_steps=int(fit(each)))
-    chosen = ", ".join(f"{name} {setting(found, name)}" for name in ("objective", "network", "inner_steps", "window"))
+    chosen = ", ".join(f"{name} {setting(found, name)}" for name in ("objective", "network", "inner_steps", "window", "augment"))
     say(f"{minutes:.3g} minutes on {config.run.device}: {found.budget.outer_steps:,} outer steps of {each:.2g} s")
     say(f"chosen: {chosen}")
     say(_why(refused))

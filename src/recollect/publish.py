@@ -11,7 +11,7 @@ from recollect.errors import RecollectError
 from recollect.export import parquet
 from recollect.header import Header
 from recollect.memory import Memory
-from recollect.queries import Labels
+from recollect.queries import Targets
 from recollect.show.pictures import bases, memory_figure, recalled
 from recollect.show.style import encoded
 
@@ -19,6 +19,7 @@ PICTURE, CARD, TABLE = "memory.png", "README.md", "data/train-00000-of-00001.par
 LICENCES = {"CC BY-SA 3.0": "cc-by-sa-3.0", "MIT": "mit"}
 """the Hub's names of those that the zoo names"""
 UNKNOWN = "unknown"  # the Hub's name of a licence that nobody states
+SHOWN = f"![memory]({PICTURE})"
 PAPER = "[Remember the Past](https://arxiv.org/abs/2206.02916)"
 
 
@@ -44,7 +45,8 @@ def push_to_hub(
         'https://huggingface.co/owner/mnist-1'
     """
     with tempfile.TemporaryDirectory() as folder:
-        files: dict[str, bytes | Path] = {PICTURE: picture(memory, dataset)}
+        shown = picture(memory, dataset)
+        files: dict[str, bytes | Path] = {PICTURE: shown} if shown else {}
         if dataset:
             files |= {
                 TABLE: parquet(memory, *memory.recall()),
@@ -60,11 +62,18 @@ def push_to_hub(
         )
 
 
-def picture(memory: Memory, dataset: bool = False) -> bytes:
-    """A PNG for the card: bases, recalled images and similarity; of a memory that is not asked with labels, its bases."""
-    if not isinstance(memory.asked, Labels):
+def picture(memory: Memory, dataset: bool = False) -> bytes | None:
+    """A PNG for the card: bases, recalled images and similarity; the bases alone where it is not asked with classes. None where
+    there is nothing to look at."""
+    if not _is_of_pictures(memory):
+        return None
+    if not memory.asked.has_classes:
         return encoded(bases(memory))
     return encoded(recalled(memory) if dataset else memory_figure(memory))
+
+
+def _is_of_pictures(memory: Memory) -> bool:
+    return memory.image_shape[0] in (1, 3) and not memory.preprocess().columns
 
 
 def card(memory: Memory, name: str, licence: str | None = None) -> str:
@@ -73,18 +82,19 @@ def card(memory: Memory, name: str, licence: str | None = None) -> str:
     data = _front(licence or known_licence(header), header) | {"library_name": "recollect", "model-index": _results(header, name)}
     rows = {
         "dataset": header.dataset,
-        "classes": _classes(header),
-        "images": f"{len(memory.addressing)} of {'x'.join(map(str, memory.image_shape))} for each {memory.asked.unit}",
+        "targets" if isinstance(memory.asked, Targets) else "classes": _classes(header),
+        "recalls": f"{len(memory.addressing)} of {'x'.join(map(str, memory.image_shape))} for each {memory.asked.unit}",
         "kept": f"{kept}; {memory.floats:,} numbers ({header.budget.get('name', 'budget unknown')})",
         "train with": _listed(header.recipe),
         "made by": _listed({key: value for key, value in header.made.items() if not isinstance(value, dict)}),
     }
     use = ["import recollect", "", f'memory = recollect.Memory.from_pretrained("{name}")']
-    if isinstance(memory.asked, Labels):
+    if memory.asked.has_classes:
         use += [f"images, labels = memory.recall()  # {len(memory.addressing) * len(header.class_names):,} training images"]
     return _page(
         data,
         f"{name.rpartition('/')[2]}: a memory of {header.dataset}",
+        SHOWN if _is_of_pictures(memory) else "",
         f"A dataset distilled into a small addressable memory ({PAPER}) by recollect. A training set is recalled from it, for "
         "any network.",
         _table(("", ""), rows.items()),
@@ -108,6 +118,7 @@ def dataset_card(memory: Memory, name: str, licence: str | None = None) -> str:
     return _page(
         data,
         f"{name.rpartition('/')[2]}: {count:,} images recalled from a memory of {header.dataset}",
+        SHOWN,
         f"Recalled from {memory.floats:,} numbers that a dataset was distilled into ({PAPER}, by recollect). They are "
         "synthetic, and rounded to pixels of 8 bits. A network that is trained on them classifies real images.",
         _table(("", ""), {"classes": _classes(header), "images of each class": f"{len(memory.addressing)}"}.items()),
@@ -143,22 +154,29 @@ def _results(header: Header, name: str) -> list[dict[str, Any]]:
         {
             "task": {"type": "image-classification"},
             "dataset": {"name": header.dataset, "type": header.dataset, "split": entry["on"]},
-            "metrics": [
-                {"type": "accuracy", "value": round(entry["mean"], 2), "name": f"accuracy of fresh {entry['network']} (%)"}
-            ],
+            "metrics": [_metric(entry)],
         }
         for entry in _measured(header)
     ]
     return [{"name": name.rpartition("/")[2], "results": results}] if results else []
 
 
+def _metric(entry: dict[str, Any]) -> dict[str, Any]:
+    """Accuracy in percent; R2 of continuous targets."""
+    kind, words = ("r_squared", "R2") if entry.get("metric") == "R2" else ("accuracy", "accuracy in %")
+    return {"type": kind, "value": round(entry["mean"], 4), "name": f"{words} of fresh {entry['network']}"}
+
+
 def _accuracies(header: Header) -> str:
-    rows = [
-        (each["network"], f"{each['mean']:.1f} ± {each['deviation']:.1f}", each["on"], each["protocol"])
-        for each in _measured(header)
-    ]
-    table = _table(("fresh networks", "accuracy, %", "split", "protocol"), rows)
+    rows = [(each["network"], _score(each), each["on"], each["protocol"]) for each in _measured(header)]
+    table = _table(("fresh networks", "accuracy", "split", "protocol"), rows)
     return table if rows else "None is recorded (`recollect evaluate --record`)."
+
+
+def _score(entry: dict[str, Any]) -> str:
+    if entry.get("metric") == "R2":
+        return f"R2 {entry['mean']:.3f} ± {entry['deviation']:.3f}"
+    return f"{entry['mean']:.1f} ± {entry['deviation']:.1f} %"
 
 
 def _classes(header: Header) -> str:
@@ -182,5 +200,6 @@ def _plain(cell: str) -> str:
 
 
 def _page(data: dict[str, Any], title: str, *parts: str) -> str:
+    """A part that is empty is left out."""
     front = [f"{key}: {json.dumps(value)}" for key, value in data.items() if value]
-    return "\n".join(["---", *front, "---", f"# {_plain(title)}", "", f"![memory]({PICTURE})", "", "\n\n".join(parts), ""])
+    return "\n".join(["---", *front, "---", f"# {_plain(title)}", "", "\n\n".join(filter(None, parts)), ""])

@@ -80,8 +80,6 @@ class Evaluate(Files):
         if self.epochs is not None:
             recipe = dataclasses.replace(recipe, epochs=self.epochs)
         options: dict[str, Any] = dict(networks=self.networks, on=self.on, seed=self.seed, device=self.device)
-        if self.ddranking:
-            return self._ranked(memory, images, options | {"recipe": recipe})
         names = list(self.architectures) or [recipe.network]
         for name in names:  # all of them before the first hour is spent
             constructor(name)
@@ -95,6 +93,8 @@ class Evaluate(Files):
             own = [Job(name, _row, command=(*words, "--architectures", name)) for name in names]
             self.jobs.chosen().run(own, lambda what, amount: None)
         ranks = self._met(path, images, options | {"recipe": dataclasses.asdict(recipe), "architectures": names})
+        if self.ddranking:
+            return self._ranked(memory, images, recipes, ranks, options)
         baselines, continuous = () if self.no_baselines else self.baselines, images.train.targets is not None
         jobs, sizes = self._jobs(memory, images, recipes, baselines, options)
         if self.full:
@@ -165,13 +165,21 @@ class Evaluate(Files):
         memory = Memory.load(path)
         return memory, _images_of(memory.header, path, self)
 
-    def _ranked(self, memory: "Memory", images: "Images", options: dict[str, Any]) -> int:
+    def _ranked(
+        self, memory: "Memory", images: "Images", recipes: "list[Recipe]", ranks: "Ranks", options: dict[str, Any]
+    ) -> int:
         from recollect.ddranking import ranked
 
         if not self.full:
             raise RecollectError("DD-Ranking compares with networks trained on all the data: say for how many epochs (--full)")
+        if len(recipes) > 1 or self.record:
+            raise RecollectError(
+                "DD-Ranking's scores are of one network, and are not recorded: leave out --record, name one network"
+            )
         with terminal.trainings("five sets of networks") as progress:
-            found = ranked(memory, images, self.full, progress=progress, **options)
+            found = ranked(memory, images, self.full, recipe=recipes[0], progress=progress, **options)
+        if ranks.rank:
+            return 0
         if str(self.json) != "-":
             terminal.accuracy_table(f"{images.name}: accuracy on the {self.on} set", [(row, "") for row in found.rows])
             terminal.pairs("DD-Ranking, in [0, 1]", [(name, f"{mean:.3f} ± {dev:.3f}") for name, mean, dev in found.scores()])

@@ -31,7 +31,7 @@ class Performing:
     cpus: Annotated[int | None, flag("cpus_per_job")] = None
     """threads of each job on a Ray cluster. Default: as many as this process has (OMP_NUM_THREADS), or one with GPUs"""
     folders: Annotated[Literal["shared", "returned"], flag("ray_folders")] = "shared"
-    """where run folders are on a Ray cluster. shared: at a path that all nodes see; returned: each job has a copy that comes back
+    """place of run folders on a Ray cluster. shared: at a path that all nodes see; returned: each job has a copy that comes back
     when it ends, and whose checkpoints do not survive its node"""
 
     @property

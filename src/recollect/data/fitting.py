@@ -60,6 +60,11 @@ def ground(background: str, channels: int) -> np.ndarray:
     return (colour if channels == 3 else colour @ np.array([[0.299], [0.587], [0.114]], np.float32))[:, None, None]
 
 
+def named(background: str) -> str:
+    """A colour's name, if it is one of ours."""
+    return next((name for name in GROUNDS if rgb(name) == rgb(background)), background)
+
+
 def contrasting(pictures: Sequence[Fitted]) -> str:
     """A background for pictures that are transparent in parts."""
     vanishing = {name: sum(picture.vanishes(name) for picture in pictures) for name in GROUNDS}

@@ -65,7 +65,8 @@ def listed(folder: Path, reading: Reading) -> Listing:
 
 def _unknown_classes(files: list[File], names: Collection[str]) -> list[Wrong]:
     """The first picture of each class that no training picture has."""
-    first = {file.label: file.path for file in reversed(files) if file.label not in names}
+    known = set(names)
+    first = {file.label: file.path for file in reversed(files) if file.label not in known}
     remedy = "is not among the training classes: add it there too"
     return [Wrong("class", path, f"{path}: class '{label}' {remedy}") for label, path in sorted(first.items())]
 

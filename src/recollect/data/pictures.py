@@ -69,7 +69,8 @@ def image_folder(folder: Path, size: int | None, reading: Reading) -> Parts:
     left_out = [each.why for each in wrong if reading.skip_bad and each.is_file]
     if refused := [each for each in wrong if not (reading.skip_bad and each.is_file)]:
         raise RecollectError(refused[0].why)
-    found = [(file.path, names.index(file.label), file.role) for file in files]
+    number = {name: place for place, name in enumerate(names)}
+    found = [(file.path, number[file.label], file.role) for file in files]
     splits, how = _splits(_items(found, size), size, reading, _bytes(found), left_out)
     return Parts(splits, names, pictures=how)
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from recollect import limits
 from recollect.data.images import Images, Parts, from_numpy, make_images
 from recollect.data.readers import content, parsing
 from recollect.errors import RecollectError, unknown
@@ -58,7 +59,10 @@ def table(path: Path, target: Sequence[str], label: str | None) -> Parts:
         target, label = (), target[0]
     if target and label is not None:
         raise RecollectError(f"{path}: target {target[0]} and label {label} cannot both be predicted: leave one out")
-    found = [_encoded(path, name, columns[name]) for name in names if name not in target and name != label]
+    used = [name for name in names if name not in target and name != label]
+    wide = sum(min(len(set(columns[name])), MOST_WORDS) for name in used if not _is_numeric(columns[name]))
+    limits.check(f"{path}: {len(rows):,} examples with {wide:,} columns of words", 4 * len(rows) * wide)
+    found = [_encoded(path, name, columns[name]) for name in used]
     if not found:
         raise RecollectError(f"{path}: has no columns beside those to be predicted: add some")
     vectors = np.concatenate([values for _, values in found], 1)
@@ -66,8 +70,8 @@ def table(path: Path, target: Sequence[str], label: str | None) -> Parts:
     if label is None:
         truth = np.concatenate([_numbers(path, name, columns[name]) for name in target], 1)
         return Parts({"train": from_numpy(vectors, truth)}, tuple(target), columns=called)
-    classes = sorted(set(columns[label]))
-    return Parts({"train": from_numpy(vectors, [classes.index(each) for each in columns[label]])}, tuple(classes), columns=called)
+    number = {name: place for place, name in enumerate(sorted(set(columns[label])))}
+    return Parts({"train": from_numpy(vectors, [number[each] for each in columns[label]])}, tuple(number), columns=called)
 
 
 def _is_numeric(values: Sequence[str]) -> bool:

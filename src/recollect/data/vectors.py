@@ -87,10 +87,12 @@ def attached(images: Images, given: Given, where: object) -> Images:
     if images.train.vectors is not None and not given.names:  # from before some were held out
         return replace(images, words=given.words)
     if given.names:
+        known = set(given.names)
         for name in images.class_names:
-            if name not in given.names:
+            if name not in known:
                 raise RecollectError(f"{where}: no vector for class '{name}' of {images.name}: give every class one")
-        rows = given.vectors[[given.names.index(name) for name in images.class_names]]
+        number = {name: row for row, name in reversed([*enumerate(given.names)])}
+        rows = given.vectors[[number[name] for name in images.class_names]]
         return replace(images, vectors=rows, words=given.words)
     if len(given.vectors) == images.classes:
         return replace(images, vectors=given.vectors, words=given.words)
