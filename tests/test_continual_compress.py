@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recollect import Memory, RecollectError, fast, load
+from recollect.budget import Budget
 from recollect.config import Sizes, changed
 from recollect.continual import compress
 from recollect.continual.compress import Compressor, account, make_objective, task_budget
@@ -15,7 +16,7 @@ from recollect.continual.config import STREAMS, ContinualConfig
 from recollect.continual.learners import Compress, accuracy
 from recollect.continual.streams import Stream
 from recollect.fast.engine import Engine
-from recollect.memory import Budget, recall
+from recollect.memory import recall
 from recollect.objectives import unrolled
 from recollect.objectives.unrolled import Unrolled
 from recollect.starts import described

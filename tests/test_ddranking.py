@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_targets import SMALL, rotating
 
 from recollect import Evaluation, Memory, Recipe, RecollectError, distill
+from recollect.budget import Budget
 from recollect.cli import main
 from recollect.ddranking import AUGMENT, KNOWN, augmentation_robust, label_robust, ranked
 from recollect.export import export
-from recollect.memory import Budget
 
 USED = {  # keys that the package reads, 0.2.0: LabelRobustScoreHard and Config
     *(

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from test_distillation import CONFIG, toy
 from torch.nn import functional as F
 
+from recollect.budget import Budget
 from recollect.config import changed
 from recollect.data.preprocess import Preprocess
 from recollect.decisions import resolve
 from recollect.distiller import Distiller
 from recollect.errors import RecollectError
 from recollect.header import Header
-from recollect.memory import PRECISIONS, Budget, Memory, one_hot_addressing, recall
+from recollect.memory import PRECISIONS, Memory, one_hot_addressing, recall
 from recollect.nets import Network
 
 quick = settings(max_examples=60, deadline=None)

@@ -34,7 +34,8 @@ header: what a memory's file says of itself
 words, minilm: names as query vectors
 hub: memories on the Hugging Face Hub
 zoo: memories by name
-memory: Budget and Memory: recall
+budget: what a memory may take
+memory: Memory: recall
 starts: how bases and addressing begin
 unroll: the inner loop and its adjoint
 fast: the same at the speed of the chip

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recollect.budget import Budget
     from recollect.classifier import Classifier
     from recollect.composition import ask, compose
     from recollect.config import DistillConfig, Recipe, preset
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from recollect.distillation import distill
     from recollect.errors import RecollectError
     from recollect.evaluation import Evaluation, evaluate
-    from recollect.memory import Budget, Memory
+    from recollect.memory import Memory
     from recollect.nets import Network
     from recollect.publish import push_to_hub
     from recollect.selection import select
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __version__ = version("recollect")
 
 _HOME = {
-    "Budget": "memory",
+    "Budget": "budget",
     "Classifier": "classifier",
     "DistillConfig": "config",
     "Evaluation": "evaluation",

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from recollect.budget import Budget
 from recollect.config import DistillConfig, changed
 from recollect.continual.config import ContinualConfig
 from recollect.continual.run import run as run_stream
@@ -24,7 +25,6 @@ from recollect.data.preprocess import Preprocess
 from recollect.decisions import query_of, resolve, training_split
 from recollect.distiller import Distiller, prepared_targets
 from recollect.errors import unknown
-from recollect.memory import Budget
 from recollect.nets import Network, Shape, squared_error
 
 GRADIENT, ADJOINT = 3, 8  # passes of the network's products in a gradient, and in a step of the adjoint

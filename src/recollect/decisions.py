@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from recollect import fast, limits
+from recollect.budget import Budget
 from recollect.config import Asking, DistillConfig, changed, check, setting
 from recollect.data import augment
 from recollect.data.images import Images, Split
 from recollect.devices import find_device
 from recollect.errors import RecollectError
 from recollect.files import sha256
-from recollect.memory import Budget, Memory
+from recollect.memory import Memory
 from recollect.nets import Shape, constructor
 from recollect.queries import QUERIES, STAND_INS, Labels, Pictures, Query, Targets, Vectors
 

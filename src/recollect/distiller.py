@@ -14,6 +14,7 @@ from torch import Tensor
 
 import recollect
 from recollect import distributed, outer, queries, starts
+from recollect.budget import PRECISIONS, Budget
 from recollect.config import DistillConfig, Recipe, to_json
 from recollect.data import augment
 from recollect.data.images import Images, Split
@@ -22,7 +23,7 @@ from recollect.decisions import MakesQuery, budget, query_of, start_memory, trai
 from recollect.devices import device_name
 from recollect.errors import RecollectError
 from recollect.header import Header
-from recollect.memory import PRECISIONS, Budget, Memory, recall
+from recollect.memory import Memory, recall
 from recollect.nets import Network, threads_for
 from recollect.objectives import OBJECTIVES, ByBatch, ByNetwork, Chance, Examples, Objective, Source
 from recollect.objectives.unrolled import Unrolled

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from recollect.budget import Budget
 from recollect.config import Sizes
-from recollect.memory import Budget, one_hot_addressing, recall
+from recollect.memory import one_hot_addressing, recall
 
 
 def fresh(wanted: Sizes, budget: Budget, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recollect.budget import check_smaller
 from recollect.continual.streams import Batch
 from recollect.errors import RecollectError
 from recollect.header import smaller
-from recollect.memory import check_smaller
 from recollect.nets import Shape
 
 KEPT = ("images", "labels", "tasks", "seen")  # of a reservoir, in a checkpoint

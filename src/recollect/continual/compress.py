@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from recollect import outer, starts
+from recollect.budget import Budget
 from recollect.config import InnerLoop, Recipe, to_json
 from recollect.continual.buffer import Buffer, Reservoir, Sketch
 from recollect.continual.config import ContinualConfig
@@ -24,7 +25,7 @@ from recollect.distiller import counted, made
 from recollect.errors import RecollectError
 from recollect.fast import span
 from recollect.header import Header
-from recollect.memory import Budget, Memory, recall
+from recollect.memory import Memory, recall
 from recollect.nets import Network, Shape
 from recollect.objectives import OBJECTIVES, Chance, Examples, Objective, Problem, SideBySide, gradients
 from recollect.outer import MOST_SKIPS, State

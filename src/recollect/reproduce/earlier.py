@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from recollect.budget import Budget
 from recollect.config import DistillConfig, changed, from_json
 from recollect.data.readers import parsing
 from recollect.files import read_json
-from recollect.memory import Budget
 from recollect.reproduce.rows import Accuracy, Row, is_row
 from recollect.reproduce.tables import METHODS, SOURCES, TABLES, Cell
 from recollect.reproduce.work import accuracy
