@@ -42,7 +42,7 @@ class Distill:
         if config == DistillConfig() and find_device("auto") == "cpu":
             config = changed(config, minutes=MINUTES)
         again = _is_restarted(folder)
-        if not (self.quiet or again or distributed.current().rank):
+        if not (self.quiet or again) and distributed.current().world == 1:
             Run(folder).refuse_if_used()
             for line in advice(images, config):
                 print(line, file=sys.stderr)
