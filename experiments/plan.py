@@ -219,7 +219,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         rows = []
         for name, row in found["settings"]["rows"].items():
             if "n" in row["measured"]:
-                pairs = [f"{row[which]['s a step']:.3g} s, {row[which]['GiB']:.2f} GiB" for which in ("planned", "measured")]
+                pairs = [_cell(row[which]) for which in ("planned", "measured")]
                 count = f"{row['measured']['n']:.0f} outer steps"
             else:
                 pairs = [f"{sum(row[which].values()):.3g} s in all" for which in ("planned", "measured")]
@@ -254,6 +254,10 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
         ]
         made["paper"] = table([*headings, "fits"], rows)
     return made
+
+
+def _cell(row: dict[str, float]) -> str:
+    return f"{row['s a step']:.3g} s" + (f", {row['GiB']:.2f} GiB" if "GiB" in row else "")
 
 
 def paged(text: str, found: dict[str, Any]) -> str:

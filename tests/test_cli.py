@@ -93,7 +93,7 @@ def test_distill(call, toy_npz, toy_images, folder):
     assert out == "186 numbers in runs/toy-1/memory.safetensors\nreport in runs/toy-1/report.html\n"
     advice, steps = err[: err.index("toy: step")].splitlines(), err[err.index("toy: step") :]
     assert steps.startswith("toy: step 1/3  loss ")
-    assert advice[0].startswith("48 images of 1x8x8, 3 classes: a memory of 186 numbers, the floats of 1 a class (")
+    assert advice[0].startswith("42 images of 1x8x8, 3 classes: a memory of 186 numbers, the floats of 1 a class (")
     assert 2 <= len(advice) <= 3
     run = Run(folder / "runs" / "toy-1")
     assert {path.name for path in run.folder.iterdir()} == REPORTED

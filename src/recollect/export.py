@@ -105,7 +105,7 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
         import pyarrow.parquet
     except ImportError:
         raise RecollectError("a .parquet file needs pyarrow: pip install 'recollect[hf]'") from None
-    _check_images(memory)
+    _check(memory, "parquet")
     pixels = to_pixels(memory.preprocess().undo(images))
     rows = [{"bytes": png(image[None]), "path": f"{number:06d}.png"} for number, image in enumerate(pixels)]
     kinds = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": list(memory.class_names)}}
@@ -114,11 +114,6 @@ def parquet(memory: Memory, images: Tensor, labels: Tensor) -> bytes:
         {"image": picture, "label": pyarrow.int64()}, {"huggingface": json.dumps({"info": {"features": kinds}})}
     )
     return _bytes(lambda file: pyarrow.parquet.write_table(pyarrow.table([rows, labels.tolist()], schema), file))
-
-
-def _check_images(memory: Memory) -> None:
-    if isinstance(memory.asked, Targets) or memory.preprocess().columns:
-        raise RecollectError(f"{memory.name} has no images of classes: give --format npz, pt or csv")
 
 
 def _png(memory: Memory, images: Tensor, labels: Tensor) -> dict[str, bytes]:
