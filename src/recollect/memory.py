@@ -238,11 +238,12 @@ class Memory:
             labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
         return images, labels.repeat_interleave(len(self.addressing), 0)
 
-    def of_words(self, words: "Sequence[str]") -> "Memory":
+    def of_words(self, words: "str | Sequence[str]") -> "Memory":
         """The same memory with other classes, those that the words name: it may never have seen them. See `recall`."""
+        words = [words] if isinstance(words, str) else list(words)
         if twice := [word for place, word in enumerate(words) if word in words[:place]]:
             raise RecollectError(f"word '{twice[0]}' is there twice: leave one out")
-        header = replace(self.header, class_names=list(words), accuracy=[])
+        header = replace(self.header, class_names=words, accuracy=[])
         memory = Memory(self.bases, self.addressing, header, self.encoder, self.queries(words=words))
         memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
         return memory
