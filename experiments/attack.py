@@ -34,7 +34,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "RECOLLECT_MOST_GIB": "0.1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+os.environ |= {"OMP_NUM_THREADS": "1", "RECOLLECT_MOST_GIB": "0.1"}
 
 import torch
 from attack_damage import Files, Kind, put
@@ -393,6 +393,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", help="KIND:NUMBER, a case to see once more")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}  # read when these are first imported
     if given.again:
         with tempfile.TemporaryDirectory(prefix="attack-") as place:
             prepare(Path(place) / "whole")

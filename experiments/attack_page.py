@@ -15,7 +15,7 @@ from recollect.files import read_json, write_atomically
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "attack.json", ROOT / "docs" / "security.md"
 BEGIN, END = "<!-- what was tried, by experiments/attack_page.py -->\n", "\n<!-- end -->"
-HARMS = ("SIGKILL, ", "two processes, ", "full disk", "limited file size")
+HARMS = ("SIGKILL, ", "two processes, ", "full disk", "limited file size", "request", "connection")
 
 
 def main(paths: list[str]) -> None:
@@ -34,13 +34,12 @@ def tried(attacks: list[dict[str, Any]]) -> str:
     """How long, where, and how often each target."""
     tries, refused = (sum((Counter(each[name]) for each in attacks), Counter()) for name in ("tries", "refused"))
     findings = sum(len(each["findings"]) for each in attacks)
-    files = {name: count for name, count in sorted(tries.items()) if name in refused}
     runs = {name: tries[name] for name in sorted(tries) if name.startswith(HARMS)}
-    asked = {name: tries[name] for name in sorted(tries) if name not in files and name not in runs}
+    files = {name: count for name, count in sorted(tries.items()) if name not in runs}
     lines = ["| target | tries | refused |", "|---|---|---|"]
-    lines += [f"| {name} | {count:,} | {refused[name]:,} |" for name, count in files.items()]
+    lines += [f"| {name} | {count:,} | {f'{refused[name]:,}' if refused[name] else ''} |" for name, count in files.items()]
     lines.append(f"| **damaged files and impossible numbers** | **{sum(files.values()):,}** | **{sum(refused.values()):,}** |")
-    lines += [f"| {name} | {count:,} | |" for name, count in (runs | asked).items()]
+    lines += [f"| {name} | {count:,} | |" for name, count in runs.items()]
     environment, commits = attacks[0]["environment"], dict.fromkeys(name for each in attacks for name in each["commits"])
     told = "; ".join(map(_told, attacks))
     where = f"{environment['processor']}, one core, shared; {environment['platform']}; torch {environment['torch']}"

@@ -111,7 +111,8 @@ def damaged_pickle(rng: Random) -> Files:
 
 @cache
 def pickled_hundred(protocol: int) -> tuple[bytes, ...]:
-    splits = [records[:100] for records in cifar_whole(2)]
+    train, test = cifar_whole(2)
+    splits = [train, test[:100]]
     values: list[dict[str, object]] = [
         {"coarse_labels": each[:, 0].tolist(), "fine_labels": each[:, 1].tolist(), "data": each[:, 2:].copy()} for each in splits
     ]
@@ -386,7 +387,7 @@ READERS = [
     Kind(".npz", damaged_npz, lambda folder, _: data.load(folder / "x.npz"), 15),
     Kind("picture", damaged_picture, read_image, 25),
     Kind("folder of pictures", damaged_folder, read_folder, 3),
-    Kind("CIFAR-100, pickled", damaged_pickle_hundred, _read_parts(readers.cifar100, 3, "train", "test", "meta"), 5),
+    Kind("CIFAR-100, pickled", damaged_pickle_hundred, _read_parts(readers.cifar100, 3, "train", "test", "meta"), 3),
     Kind("TinyImageNet", damaged_tiny, lambda folder, _: data.load("tinyimagenet", root=folder), 3),
     Kind("table of values", damaged_csv, read_csv, 5),
     Kind("table of labels", damaged_labels, lambda folder, _: data.load(folder, labels=folder / "labels.csv"), 5),

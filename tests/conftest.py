@@ -13,7 +13,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported: its kernels then run on the processor
 
-from recollect import Images, Memory, Preprocess, load
+from recollect import Images, Memory, Preprocess, load, minilm, words
 from recollect.header import Header
 from recollect.show import terminal
 
@@ -21,6 +21,25 @@ terminal.PATIENCE = 3600.0  # on a busy machine, too, tests see what a run says,
 torch.set_num_threads(1)  # tiny tensors, and several test runs beside each other
 
 CLASSES = ("cat", "dog", "frog")
+
+
+def spelled(texts: list[str]) -> torch.Tensor:
+    """A language model's stand-in, [N, 24]: texts with the same letters are near each other, and nothing else is meant by it."""
+    tables = torch.randn(256, 24, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.normalize(torch.stack([tables[list(text.encode())].sum(0) for text in texts]), dim=1)
+
+
+@pytest.fixture
+def stand_in(monkeypatch) -> None:
+    """Words without a language model."""
+    monkeypatch.setitem(words.MODELS, words.USUAL, spelled)
+
+
+@pytest.fixture
+def language_model(request) -> None:
+    """The real one, or where it is not installed its stand-in."""
+    if not minilm.is_installed():
+        request.getfixturevalue("stand_in")
 
 
 def experiment_module(name: str) -> ModuleType:

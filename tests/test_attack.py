@@ -481,6 +481,8 @@ def test_readers_hold_where_the_guided_attack_begins(tmp_path, monkeypatch):
 
 def test_the_same_seed_gives_the_same_cases(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    for name in ("RECOLLECT_MOST_GIB", "OMP_NUM_THREADS"):  # which the program sets for itself
+        monkeypatch.setenv(name, "")
     attack = experiment_module("attack")
     attack.prepare(tmp_path / "whole")
     for kinds in attack.KINDS.values():

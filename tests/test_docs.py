@@ -78,6 +78,7 @@ def perform(text: str, where: str) -> dict:
 # --- what is shown runs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("language_model")
 @pytest.mark.filterwarnings("ignore:.*left out that cannot be read:UserWarning")
 @pytest.mark.parametrize("path", [*TAUGHT, *(ROOT / "docs" / name for name in ("mathematics.md", "queries.md"))], ids=name_of)
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the Hub's library

@@ -31,6 +31,7 @@ nets: networks and their first weights
 queries: what a memory is asked with
 tensorfile: one file of tensors and a header
 header: what a memory's file says of itself
+words, minilm: names as query vectors
 hub: memories on the Hugging Face Hub
 zoo: memories by name
 memory: Budget and Memory: recall

@@ -37,6 +37,7 @@ from recollect.commands.reproduce import Reproduce
 from recollect.commands.resume import Resume
 from recollect.commands.select import Select
 from recollect.commands.studio import Studio
+from recollect.commands.words import Words
 from recollect.commands.zoo import Zoo
 from recollect.config import PRESETS, RENAMED, REWORDED
 from recollect.continual.config import STREAMS, ContinualConfig
@@ -58,6 +59,7 @@ KINDS: dict[str, Any] = {
     "data": DataTop,
     "continual": Continual,
     "experts": Experts,
+    "words": Words,
     "demo": Demo,
     "reproduce": Reproduce,
     "zoo": Zoo,

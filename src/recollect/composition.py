@@ -2,6 +2,7 @@
 
 compose([a["cat"], b["truck"]])                  ->  Composition, a training set  --train-->  Classifier  ->  answers, a file
 ask(memory, {"these": [...], "those": [...]})  ->  the same from a few pictures whose labels nobody knows: each group is a class
+ask(memory, ["cat", "truck"])  ->  the same from names alone, which no class of the memory need have
 """
 
 import math
@@ -190,15 +191,18 @@ def _alike(first: Memory, other: Memory, called: dict[int, str]) -> Preprocess |
     raise RecollectError(f"{what}: distil both with one whitening, or without (--preprocess normalise)")
 
 
-# --- pictures whose labels nobody knows ---------------------------------------------------------------------------
+# --- pictures whose labels nobody knows, and words ------------------------------------------------------------------
 
 
-def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", images: "Images | None" = None) -> Composition:
-    """What a memory recalls for groups of pictures, as a training set.
+def ask(
+    memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor] | Sequence[str]", images: "Images | None" = None
+) -> Composition:
+    """What a memory recalls for groups of pictures, or for words, as a training set.
 
     Arguments:
-        memory: one that is asked with pictures (distilled with query "images").
-        groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W].
+        memory: one that is asked with pictures (distilled with query "images"), or words (with vectors of `recollect words`).
+        groups: for each new class its pictures: files, PIL images, or uint8 pixels [N, C, H, W]; or the new classes' names alone,
+            for a memory of words.
         images: the memory's own dataset, from which a whitening file that is not at hand is fitted again.
 
     Returns:
@@ -213,6 +217,8 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", imag
         >>> recollect.ask(memory, groups).class_names
         ('these', 'those')
     """
+    if not isinstance(groups, Mapping):
+        return _ask_words(memory, [groups] if isinstance(groups, str) else list(groups), images)
     if not isinstance(memory.asked, Pictures):
         raise RecollectError(
             f"{memory.name} is asked with labels, not with pictures: compose names its classes "
@@ -236,6 +242,14 @@ def ask(memory: Memory, groups: "Mapping[str, Sequence[Picture] | Tensor]", imag
         recalled = [memory.recall(memory.encode(preprocess(pixels)))[0] for pixels in pictures]
     sources = tuple(Source(memory.name, memory.header.dataset, name) for name in groups)
     return Composition(*_as_many(recalled), tuple(groups), preprocess, memory_recipe(memory), sources, "; ".join(notices))
+
+
+def _ask_words(memory: Memory, names: list[str], images: Images | None) -> Composition:
+    if len(set(names)) < max(2, len(names)):
+        raise RecollectError(f"a classifier needs two different words or more, not {', '.join(map(repr, names)) or 'none'}")
+    recalled, labels = memory.recall(words=names)
+    sources = tuple(Source(memory.name, memory.header.dataset, name) for name in names)
+    return Composition(recalled, labels, tuple(names), memory.preprocess(images), memory_recipe(memory), sources)
 
 
 def _pixels(given: "Sequence[Picture] | Tensor", memory: Memory, stated: dict[str, str] | None) -> tuple[Tensor, str]:

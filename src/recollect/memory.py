@@ -19,6 +19,7 @@ from recollect.errors import RecollectError, unknown
 from recollect.header import MEMORY, Header, check_tensors, parse, read_header, smaller
 from recollect.queries import Pictures, Stated, Targets, Vectors
 from recollect.tensorfile import TensorInfo, checksum, plain
+from recollect.words import Words, vectors_of
 
 if TYPE_CHECKING:
     from recollect.data.images import Images
@@ -269,10 +270,17 @@ class Memory:
         """memory["cat"], memory["cat", "dog"], memory[0, 5]: classes to `compose` a classifier of."""
         return Classes(self, tuple(self.labels(query).tolist()))
 
-    def queries(self, query: Query = None) -> Tensor:
-        """The vectors [Q, d_y] that a query stands for: labels or class names (one-hot, or the vectors of the classes), vectors,
-        continuous targets in their own units, or None for all classes."""
+    def queries(self, query: Query = None, *, words: "str | Sequence[str] | None" = None) -> Tensor:
+        """The vectors [Q, d_y] that a query stands for.
+
+        Arguments:
+            query: labels or class names (one-hot, or the vectors of the classes); vectors; continuous targets in their own units;
+                None for all classes.
+            words: names instead, also of classes that the memory never saw; see `recall`.
+        """
         size = self.addressing.shape[1]
+        if words is not None:
+            return self._of_words(query, [words] if isinstance(words, str) else list(words))
         if isinstance(self.asked, Targets):
             return self._of_targets(self.asked, query)
         if isinstance(query, Tensor) and query.is_floating_point():
@@ -282,6 +290,15 @@ class Memory:
         labels = self.labels(query)
         limits.check(f"{len(labels):,} queries of {self.name}", 8 * len(labels) * size, self.nbytes)
         return torch.nn.functional.one_hot(labels, size).float() if self.vectors is None else self.vectors[labels]
+
+    def _of_words(self, query: Query, words: list[str]) -> Tensor:
+        if query is not None:
+            raise RecollectError("a query has classes or words: leave out the one or the other")
+        if not (isinstance(self.asked, Vectors) and self.asked.words):
+            raise RecollectError(
+                f"{self.name} knows no words: distil one that does, with the vectors that recollect words makes (--vectors FILE)"
+            )
+        return vectors_of(Words(self.asked.words["model"], self.encoder["projection"], self.encoder["mean"]), words)
 
     def _of_targets(self, asked: Targets, query: Any) -> Tensor:
         if query is None:
@@ -327,28 +344,39 @@ class Memory:
             raise RecollectError(f"label {item!r} is not one of this memory's 0 to {len(self.class_names) - 1}")
         return int(item)
 
-    def recall(self, query: Query = None) -> tuple[Tensor, Tensor]:
+    def recall(self, query: Query = None, *, words: "str | Sequence[str] | None" = None) -> tuple[Tensor, Tensor]:
         """A training set.
 
         Arguments:
             query: class names or labels, in any order; vectors [Q, d_y] (floats); continuous targets [Q, targets] in their own
                 units, also between those of the data; None for every class, or for targets that stand for the data.
+            words: names instead, also of classes that the memory never saw, if it was distilled with vectors of words
+                (recollect words).
 
         Returns:
             images: [Q r, C, H, W] as a network sees them (preprocessed), the r images of a query together.
-            labels: [Q r], this memory's class numbers; for query vectors, the rows of the query. For continuous targets
+            labels: [Q r], this memory's class numbers; for query vectors or words, the rows of the query. For continuous targets
                 [Q r, targets] as a network sees them (standardised; `memory.asked.undo` gives their own units).
         """
-        queries = self.queries(query)
+        queries = self.queries(query, words=words)
         count = len(queries) * len(self.addressing)
         limits.check(f"{count:,} images of {self.name}", 4 * count * math.prod(self.image_shape), self.nbytes)
         images = recall(self.bases.float(), self.addressing.float(), queries, self.image_shape[1:])
         if isinstance(self.asked, Targets):
             labels = queries[:, :-1]
         else:
-            is_vectors = isinstance(query, Tensor) and query.is_floating_point()
+            is_vectors = words is not None or (isinstance(query, Tensor) and query.is_floating_point())
             labels = torch.arange(len(queries)) if is_vectors else self.labels(query)
         return images, labels.repeat_interleave(len(self.addressing), 0)
+
+    def of_words(self, words: "Sequence[str]") -> "Memory":
+        """The same memory with other classes, those that the words name: it may never have seen them. See `recall`."""
+        if twice := [word for place, word in enumerate(words) if word in words[:place]]:
+            raise RecollectError(f"word '{twice[0]}' is there twice: leave one out")
+        header = replace(self.header, class_names=list(words), accuracy=[])
+        memory = Memory(self.bases, self.addressing, header, self.encoder, self.queries(words=words))
+        memory.folder, memory.fitted, memory.name = self.folder, self.fitted, self.name
+        return memory
 
     def encode(self, images: Tensor) -> Tensor:
         """The query vectors of pictures [N, C, H, W] of one class, prepared as a network sees them: [N, d_y], or [1, d_y]

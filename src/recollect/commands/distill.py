@@ -29,9 +29,11 @@ class Distill:
     """print the result alone"""
 
     def perform(self) -> int:
+        from recollect import distributed
         from recollect.cost import advice
         from recollect.devices import find_device
         from recollect.minutes import MINUTES
+        from recollect.runs import Run
 
         data = spec(self.images)
         images = loaded(data)
@@ -40,7 +42,8 @@ class Distill:
         if config == DistillConfig() and find_device("auto") == "cpu":
             config = changed(config, minutes=MINUTES)
         again = _is_restarted(folder)
-        if not (self.quiet or again):
+        if not (self.quiet or again or distributed.current().rank):
+            Run(folder).refuse_if_used()
             for line in advice(images, config):
                 print(line, file=sys.stderr)
         return run_distillation(images, config, folder, data, self.quiet, resume=again, tensorboard=self.tensorboard)

@@ -28,7 +28,7 @@ FIRST = {
     "continual": "learners seeds data out tasks per_task classes_per_task buffer network outer_per_batch on executor workers "
     "device root",
     "compose": "test on save classify network epochs device seed root",
-    "ask": "data save classify network epochs device seed root",
+    "ask": "words data save classify network epochs device seed root",
 }
 """the most used options of commands that have many"""
 HIDDEN = Suppress[Any].__metadata__  # of settings that Python alone has

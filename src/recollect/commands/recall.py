@@ -26,6 +26,9 @@ class Recall:
     """file (npz, sheet, parquet) or folder (png, pt, ddranking) to write"""
     classes: tuple[str, ...] = ()
     """names of the classes to recall, in this order. Default: all"""
+    words: tuple[str, ...] = ()
+    """names to recall instead, also of classes that the memory never saw, where it was distilled with vectors of words (recollect
+    words)"""
     targets: tuple[float, ...] = ()
     """continuous targets to recall, in their own units; of several targets one row after another. Default: some that stand for
     the data"""
@@ -39,8 +42,10 @@ class Recall:
         from recollect.memory import Memory
 
         memory = Memory.load(memory_path(self.memory))
-        if self.targets and self.classes:
-            raise RecollectError("classes and targets cannot both be recalled: leave one out")
+        if sum(map(bool, (self.targets, self.classes, self.words))) > 1:
+            raise RecollectError("classes, words and targets cannot be recalled together: give one of them")
+        if self.words:
+            memory = memory.of_words(self.words)
         export(memory, list(self.classes) or _rows(memory, self.targets), self.out, self.format)
         terminal.say(str(self.out))
         return 0
