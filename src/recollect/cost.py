@@ -26,6 +26,7 @@ from recollect.decisions import query_of, resolve, training_split
 from recollect.distiller import Distiller, prepared_targets
 from recollect.errors import unknown
 from recollect.nets import Network, Shape, squared_error
+from recollect.queries import STAND_INS
 
 GRADIENT, ADJOINT = 3, 8  # passes of the network's products in a gradient, and in a step of the adjoint
 SHORT, LONG, LEAST = 2.0, 8.0, 3  # seconds of an outer step that is timed whole, of all timing of it, and how often at least
@@ -321,11 +322,12 @@ def advice(images: Images, config: DistillConfig) -> list[str]:
         config: that was asked for.
     """
     config, known = resolve(config, images), len(images.train.images)
-    numbers, steps = _numbers(config, images.shape, images.classes), config.budget.outer_steps
-    shape, few = "x".join(map(str, images.shape)), config.budget.images_per_class
-    what = f"{images.classes} classes" if images.train.targets is None else f"{images.classes} targets"
+    continuous, few = images.train.targets is not None, config.budget.images_per_class
+    numbers, steps = _numbers(config, images.shape, query_of(config, images).size), config.budget.outer_steps
+    shape, what = "x".join(map(str, images.shape)), f"{images.classes} {'targets' if continuous else 'classes'}"
+    floats = f"{few * STAND_INS} of them" if continuous else f"{few} a class"
     lines = [
-        f"{known:,} images of {shape}, {what}: a memory of {numbers:,.0f} numbers, the floats of {few} a class "
+        f"{known:,} images of {shape}, {what}: a memory of {numbers:,.0f} numbers, the floats of {floats} "
         f"({100 * numbers / images.train.images.numel():.2g} % of the images'; --images-per-class)"
     ]
     used, on_cpu = work(config, images.shape, images.classes, known), config.run.device == "cpu"
