@@ -26,7 +26,8 @@ SMALL = preset(
     "fast", network="mlp:width=16", bases=6, downsample=1, real_per_class=20, inner_steps=4, window=None, outer_steps=150,
     inner_lr=0.05, init="unit", checkpoint_seconds=0.0,
 )  # fmt: skip
-HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+HEALTH = {"health_check_period_ms": 500, "health_check_failure_threshold": 4, "health_check_timeout_ms": 60_000}
+"""a node that is gone refuses at once; one that is only busy has a minute"""
 
 
 @pytest.fixture(scope="module")

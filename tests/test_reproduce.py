@@ -221,7 +221,6 @@ def test_a_dataset_or_objective_that_is_not_there_leaves_the_others(places, monk
     [
         ("reproduce table2", "unknown table 'table2': did you mean 'table1'"),
         ("reproduce table1 --cells cifar-1", "unknown cell of table1 'cifar-1': did you mean 'cifar10-1'"),
-        ("reproduce table1 --executor thread", "unknown executor 'thread': did you mean 'threads'"),
         ("reproduce table1 --workers 0", "workers is 0: give 1 to 10,000"),
         ("reproduce table1 --device tpu", "tpu"),
         ("reproduce table1 --cells mnist-1 --root nowhere", "dataset 'mnist' is not there"),

@@ -156,12 +156,14 @@ def _check_nodes(ray: Any, asked: dict[str, float], folder: Path | None, token: 
     for node in (node for node in ray.nodes() if _fits([node], asked)):
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         probe = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_known)
-        found[probe.remote(folder)] = node["NodeManagerAddress"]
+        found[probe.remote(folder)] = node["NodeManagerAddress"], node["NodeID"]
     ray.wait(list(found), num_returns=len(found), timeout=LOST)
-    for task, address in found.items():
+    for task, (address, node) in found.items():
         try:
             versions, seen = ray.get(task, timeout=0)
         except ray.exceptions.RayError as error:
+            if node not in (each["NodeID"] for each in _alive(ray.nodes())):
+                continue  # it has died since, and gets no job
             words = str(error).strip().splitlines()[-1:] or [type(error).__name__]
             raise RecollectError(
                 f"node {address} performs nothing ({words[0]:.200}): see that recollect is installed there"
