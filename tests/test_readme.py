@@ -246,3 +246,24 @@ def test_the_engine_is_as_fast_and_exact_as_its_page_says():
             if line.startswith(f"| {what.removeprefix('one pass of 320 images, ').rsplit(', ', 1)[0]} |")
         )
         assert f"| {row['relative error']:.1e}, {1 - row['1 - cosine']:.4f} |" in line
+
+
+def test_a_cpu_is_as_fast_as_the_pages_say():
+    page, found = (ROOT / "docs" / "engine.md").read_text(), read_json(RESULTS / "cpu.json")["cpu"]
+    names = ("T = 20, 50 images a step, 32x32", "T = 60, window 40, 100 images a step, MNIST")
+    ways = {"full graph": "plain full-graph autograd", "general": "general path", "fp32": "engine, fp32", "bf16": "engine, bf16"}
+    for way, called in ways.items():
+        seconds = [found.get(f"{name}: {way}, s an outer step") for name in names]
+        assert f"| {called} | {' | '.join('not run' if each is None else f'{each:.2f} s' for each in seconds)} |" in page
+    for mode in ("fp32", "bf16"):
+        faster = [found[f"{name}: {plain} / {mode}"] for name, plain in zip(names, ("full graph", "general"), strict=True)]
+        assert f"| {mode} faster than the first row that ran | {faster[0]:.2f} | {faster[1]:.2f} |" in page
+        shares = [100 * found[f"{name}: {mode}, of the convolutions' rate"] for name in names]
+        assert f"| {mode}, of the convolutions' rate | {shares[0]:.0f} % | {shares[1]:.0f} % |" in page
+        mean, deviation = (
+            found[f"digits, 3 seeds: validation accuracy in {mode}, %"],
+            found[f"digits, 3 seeds: deviation in {mode}"],
+        )
+        assert f"{mean:.1f} ± {deviation:.1f} % in {mode}" in page
+    page, found = (ROOT / "docs" / "scale.md").read_text(), read_json(RESULTS / "scale.json")["scale"]
+    assert f"**{found['speed-up']:.2f}** times\n(the lowest round {found['lowest speed-up']:.2f})" in page
