@@ -68,7 +68,7 @@ cli, __main__: the command line
 avalanche: the bridge to Avalanche
 """
 KERNELS = ("fast/kernels.py", "fast/edge_kernels.py", "fast/patch_kernels.py")  # Triton's language: a kernel is one function
-LINES, FUNCTION_LINES = 450, 60  # without docstrings of classes and functions
+LINES, FUNCTION_LINES = 450, 60  # of functions without their docstrings
 TRACKED, RESULTS, RESULTS_BYTES = 380, 40, 2 * 2**20
 
 LEVELS = {name: level for level, line in enumerate(ROOMS.strip().splitlines()) for name in line.split(":")[0].split(", ")}
@@ -187,7 +187,7 @@ def test_files_and_functions_are_small():
     wrong = []
     for path, tree in TREES.items():
         where = path.relative_to(ROOT)
-        if (lines := len(path.read_text().splitlines()) - docstring_lines(tree)) > LINES:
+        if (lines := len(path.read_text().splitlines())) > LINES:
             wrong.append(f"{where}: {lines} lines, more than {LINES}")
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not str(where).endswith(KERNELS):

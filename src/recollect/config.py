@@ -359,21 +359,10 @@ def fits(value: object, hint: Any) -> bool:
 
 
 PAPER = changed(
-    DistillConfig(),
-    inner_steps=150,
-    inner_per_class=32,
-    window=None,
-    window_place="late",
-    augment_scope="outer",
-    outer_steps=50_000,
-    outer_optimiser="sgd",
-    outer_lr=0.1,
-    outer_momentum=0.5,
-    outer_schedule="constant",
-    real_per_class=64,
-    clip_running=0.0,
-    ema=0.0,
-)
+    DistillConfig(), inner_steps=150, inner_per_class=32, window=None, window_place="late", augment_scope="outer",
+    outer_steps=50_000, outer_optimiser="sgd", outer_lr=0.1, outer_momentum=0.5, outer_schedule="constant",
+    real_per_class=64, clip_running=0.0, ema=0.0,
+)  # fmt: skip
 """The paper's settings. It augments CIFAR-10 and CIFAR-100 by flip+rotate, and takes 200 inner steps for 50 images."""
 
 PRESETS = {"fast": DistillConfig(), "paper": PAPER}
