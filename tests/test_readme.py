@@ -265,5 +265,5 @@ def test_a_cpu_is_as_fast_as_the_pages_say():
             found[f"digits, 3 seeds: deviation in {mode}"],
         )
         assert f"{mean:.1f} ± {deviation:.1f} % in {mode}" in page
-    page, found = (ROOT / "docs" / "scale.md").read_text(), read_json(RESULTS / "scale.json")["scale"]
+    page, found = (ROOT / "docs" / "scale.md").read_text(), read_json(RESULTS / "cpu.json")["scale"]
     assert f"**{found['speed-up']:.2f}** times\n(the lowest round {found['lowest speed-up']:.2f})" in page
