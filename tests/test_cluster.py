@@ -107,14 +107,14 @@ def test_what_the_cluster_cannot_do(connected, tmp_path, monkeypatch):
 def test_a_stream_is_that_of_one_process(connected, toy_images, tmp_path):
     from test_continual_run import CONFIG
 
-    learners, told = ["compress", "union", "er"], []
+    learners, told = ["compress", "er"], []
     run(toy_images, CONFIG, out=tmp_path / "inline", seeds=2, learners=learners)
     run(
         toy_images, CONFIG, out=tmp_path / "ray", seeds=2, learners=learners, executor=OnRay(cpus=1),
         progress=lambda total, done: lambda what, amount: told.append(amount),
     )  # fmt: skip
     assert written(tmp_path / "ray") == written(tmp_path / "inline")
-    assert sum(told) == pytest.approx(2 * 3 * CONFIG.stream.tasks)
+    assert sum(told) == pytest.approx(2 * 2 * CONFIG.stream.tasks)
     assert (tmp_path / "ray" / "logs" / "seed-1-er.txt").exists()
 
 
@@ -173,9 +173,9 @@ COMMAND = [
 ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_goes_on_when_the_program_ends(two_nodes, tmp_path, number):
-    options = [
+def test_nothing_goes_on_when_the_program_ends(two_nodes, tmp_path):
+    """Two programs at the same time: one is told to stop, one is killed."""
+    words = [
         "--inner-steps",
         "3",
         "--window",
@@ -187,18 +187,22 @@ def test_nothing_goes_on_when_the_program_ends(two_nodes, tmp_path, number):
         "--ray-address",
         two_nodes.address,
     ]
-    program = [sys.executable, "-m", "recollect", *COMMAND, *options, "--out", tmp_path / "s"]
-    process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
+    program, programs = [sys.executable, "-m", "recollect", *COMMAND, *words, "--out"], {}
     try:
-        until(lambda: steps(tmp_path / "s" / "bases=4") > 3 or process.poll() is not None)
-        pid = worker(tmp_path / "s" / "bases=4")
-        assert pid
-        process.send_signal(number)
-        said = process.communicate(timeout=300)[1]
-        until(lambda: not is_alive(pid))
+        for number in (signal.SIGINT, signal.SIGKILL):
+            programs[number] = subprocess.Popen([*program, tmp_path / number.name], stderr=subprocess.PIPE, text=True)
+        for number, process in programs.items():
+            run = tmp_path / number.name / "bases=4"
+            until(lambda run=run, process=process: steps(run) > 3 or process.poll() is not None)
+            pid = worker(run)
+            assert pid
+            process.send_signal(number)
+            said = process.communicate(timeout=300)[1]
+            until(lambda pid=pid: not is_alive(pid))
+            assert number != signal.SIGINT or (process.returncode, "Traceback" in said) == (130, False)
     finally:
-        process.kill()
-    assert number != signal.SIGINT or (process.returncode, "Traceback" in said) == (130, False)
+        for process in programs.values():
+            process.kill()
 
 
 def test_without_a_cluster(monkeypatch, tmp_path):
