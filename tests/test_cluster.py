@@ -107,14 +107,14 @@ def test_what_the_cluster_cannot_do(connected, tmp_path, monkeypatch):
 def test_a_stream_is_that_of_one_process(connected, toy_images, tmp_path):
     from test_continual_run import CONFIG
 
-    learners, told = ["compress", "er"], []
+    learners, told = ["compress", "union", "er"], []
     run(toy_images, CONFIG, out=tmp_path / "inline", seeds=2, learners=learners)
     run(
         toy_images, CONFIG, out=tmp_path / "ray", seeds=2, learners=learners, executor=OnRay(cpus=1),
         progress=lambda total, done: lambda what, amount: told.append(amount),
     )  # fmt: skip
     assert written(tmp_path / "ray") == written(tmp_path / "inline")
-    assert sum(told) == pytest.approx(2 * 2 * CONFIG.stream.tasks)
+    assert sum(told) == pytest.approx(2 * 3 * CONFIG.stream.tasks)
     assert (tmp_path / "ray" / "logs" / "seed-1-er.txt").exists()
 
 
